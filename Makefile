@@ -1,0 +1,41 @@
+# Each target installs what it needs into .venv; nothing else is required.
+# PYTHON=... overrides the choice: the first of these that really runs and is 3.11-3.13.
+SHELL := /bin/bash
+VENV ?= .venv
+BIN := $(VENV)/bin
+CHECK := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3.12 python3 python3.13 python3.11; do "$$p" -c '$(CHECK)' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+
+.PHONY: install demo test lint bench clean
+
+install: $(VENV)/.installed
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11-3.13 found; install python3.12 or pass PYTHON=/path/to/python" >&2; exit 2; }
+	"$(PYTHON)" -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+demo: install
+	$(BIN)/kairox generate -m smollm2-135m -p "The capital of France is" -n 48 --temperature 0 \
+	  --mode exact --policy guide --gpu-cache-neurons 512
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.bench_cpu_decode
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""Kairox for JAX: activation-sparse language models on a GPU that cannot hold them."""

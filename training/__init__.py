@@ -1,0 +1,1 @@
+"""The offline stage: thresholds, and later predictors and grouping. Scripts over small functions."""
