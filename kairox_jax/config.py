@@ -105,7 +105,9 @@ class ModelConfig:
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
         if not np.isfinite(self.activation_threshold) or self.activation_threshold < 0:
-            raise ValueError(f"activation_threshold {self.activation_threshold} must be finite and not negative")
+            raise ValueError(
+                f"activation_threshold {self.activation_threshold} must be finite and not negative"
+            )
         if not self.norm_eps > 0:
             raise ValueError(f"norm_eps {self.norm_eps} must be positive")
         if not self.rope_theta > 0:
