@@ -1,0 +1,58 @@
+"""Activation rules: the value z of each neuron, and whether it counts for the token.
+
+One rule serves the dense model, the device kernels' reference and the thresholds' training.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+def neuron_values(
+    gate: Float[Array, "*batch F"] | None,
+    up: Float[Array, "*batch F"],
+    activation: str,
+    threshold: float | Float[Array, ""] | None,
+) -> tuple[Float[Array, "*batch F"], Bool[Array, "*batch F"]]:
+    """Apply an activation rule.
+
+    Args:
+        gate: gate products [..., F], or None for an FFN without a gate (the rule then reads ``up``).
+        up: up products [..., F].
+        activation: one of ``config.ACTIVATIONS``.
+        threshold: FATReLU's threshold, or the least |silu(g) u| that counts; None computes SiLU densely.
+
+    Returns:
+        z [..., F], zero where the neuron is inactive, and the active mask [..., F].
+
+    Raises:
+        ValueError: a rule that does not exist, or one that needs a gate.
+
+    Source: FATReLU, ProSparse (arXiv 2402.13516) section 3; dReLU, TurboSparse (arXiv 2406.05955) section 3.
+    """
+    driver = up if gate is None else gate
+    factor = 1.0 if gate is None else up
+    if activation == "silu":
+        if gate is None:
+            raise ValueError("activation 'silu' needs a gated FFN")
+        z = jax.nn.silu(gate) * up
+        active = jnp.ones(z.shape, bool) if threshold is None else jnp.abs(z) > threshold
+    elif activation == "relu":
+        active = driver > 0
+        z = driver * factor
+    elif activation == "relu2":
+        active = driver > 0
+        z = driver * driver * factor
+    elif activation == "fatrelu":
+        active = driver > (0.0 if threshold is None else threshold)
+        z = driver * factor
+    elif activation == "drelu":
+        if gate is None:
+            raise ValueError("activation 'drelu' needs a gated FFN")
+        active = (gate > 0) & (up > 0)
+        z = gate * up
+    else:
+        raise ValueError(f"activation {activation!r} is unknown")
+    return jnp.where(active, z, 0), active
