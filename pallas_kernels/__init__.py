@@ -1,1 +1,1 @@
-"""GPU kernels, one folder an operation: api, reference, implementations, cases; know nothing of kairox_jax."""
+"""GPU kernels, one folder an operation: api, reference, implementations, cases."""

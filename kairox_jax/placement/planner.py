@@ -1,0 +1,149 @@
+"""The budget planner: what each part of a model takes of the device's memory, and how many slots are left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kairox_jax.config import ModelConfig, PlacementConfig
+
+FLOAT_BYTES = 4
+# Without an accelerator the device tier stands in for a card that holds a quarter of the neurons.
+NO_ACCELERATOR_FRAC = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a model needs of the device apart from slots, in bytes.
+
+    Attributes:
+        dense_bytes: embedding, attention, norms and output matrix.
+        cache_bytes: keys and values of the whole context.
+        workspace_bytes: activations, streamed layers of the prefill, staging buffers.
+        runtime_bytes: what the driver and the compiler's runtime keep for themselves.
+        record_bytes: one neuron's record.
+    """
+
+    dense_bytes: int
+    cache_bytes: int
+    workspace_bytes: int
+    runtime_bytes: int
+    record_bytes: int
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of everything but slots."""
+        return self.dense_bytes + self.cache_bytes + self.workspace_bytes + self.runtime_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetPlan:
+    """Where the bytes go, and why.
+
+    Attributes:
+        needs: bytes of each fixed part.
+        slots_per_layer: C.
+        num_layers: L.
+        num_neurons: F.
+        budget_bytes: the limit, or None.
+        reason: one line: what decided the number of slots.
+    """
+
+    needs: Needs
+    slots_per_layer: int
+    num_layers: int
+    num_neurons: int
+    budget_bytes: int | None
+    reason: str
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self.slots_per_layer * self.num_layers * self.needs.record_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of everything."""
+        return self.needs.fixed_bytes + self.slot_bytes
+
+    def to_json(self) -> dict[str, int | None]:
+        """Return the bytes of each part, the total and the limit."""
+        needs = self.needs
+        return {
+            "dense_weights": needs.dense_bytes,
+            "kv_cache": needs.cache_bytes,
+            "workspace": needs.workspace_bytes,
+            "runtime": needs.runtime_bytes,
+            "slots": self.slot_bytes,
+            "total": self.total_bytes,
+            "limit": self.budget_bytes,
+        }
+
+    def table(self) -> str:
+        """Return the plan as lines of text."""
+        rows = [f"  {name.replace('_', ' '):<15}{size / 1e6:>11.1f} MB" for name, size in self.to_json().items() if size]
+        share = 100 * self.slots_per_layer / self.num_neurons
+        rows.append(
+            f"  {self.slots_per_layer} of {self.num_neurons} neurons a layer have a slot ({share:.0f} %): {self.reason}"
+        )
+        return "\n".join(rows)
+
+
+def plan_budget(
+    config: ModelConfig, placement: PlacementConfig, needs: Needs, *, device_free_bytes: int | None
+) -> BudgetPlan:
+    """Decide how many slots each layer gets.
+
+    Args:
+        config: sizes of the model.
+        placement: the caller's budget and number of slots.
+        needs: bytes of the fixed parts.
+        device_free_bytes: free memory of the accelerator, or None where there is none.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: the budget exceeds the device, is too small for the fixed parts, or for the slots that were
+            asked for; more slots than neurons. The message holds the plan's table.
+    """
+    budget = placement.vram_budget_bytes
+    if budget is not None and device_free_bytes is not None and budget > device_free_bytes:
+        raise ValueError(
+            f"--vram-budget {budget / 1e6:.1f} MB exceeds the device's free memory of {device_free_bytes / 1e6:.1f} MB: "
+            "name a smaller budget or free the device"
+        )
+    limit = device_free_bytes if budget is None else budget
+    per_slot = config.num_layers * needs.record_bytes
+    asked = placement.gpu_cache_neurons
+    if asked is not None and asked > config.num_neurons:
+        raise ValueError(
+            f"--gpu-cache-neurons {asked}: a layer of this model has {config.num_neurons} neurons; ask for at most that"
+        )
+    room = None if limit is None else (limit - needs.fixed_bytes) // per_slot
+
+    def made(slots: int, reason: str) -> BudgetPlan:
+        return BudgetPlan(
+            needs=needs,
+            slots_per_layer=slots,
+            num_layers=config.num_layers,
+            num_neurons=config.num_neurons,
+            budget_bytes=limit,
+            reason=reason,
+        )
+
+    if room is not None and room < (asked or 0):
+        wanted = made(asked or 0, "asked for" if asked else "the least there can be")
+        what = f"{asked} slots a layer" if asked else "the dense part"
+        raise ValueError(
+            f"a budget of {limit / 1e6 if limit else 0:.1f} MB is too small for {what}: it needs at least "
+            f"{wanted.total_bytes / 1e6:.1f} MB; raise --vram-budget, or lower --ctx-size"
+            + (" or --gpu-cache-neurons" if asked else "")
+            + f"\n{wanted.table()}"
+        )
+    if asked is not None:
+        return made(asked, "as --gpu-cache-neurons asks")
+    if room is not None:
+        whole = room >= config.num_neurons
+        return made(min(room, config.num_neurons), "all of them fit" if whole else "what the budget leaves")
+    share = int(config.num_neurons * NO_ACCELERATOR_FRAC)
+    return made(share, "no accelerator and no --vram-budget, so the device tier stands in for a small card")
