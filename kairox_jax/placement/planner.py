@@ -80,7 +80,11 @@ class BudgetPlan:
 
     def table(self) -> str:
         """Return the plan as lines of text."""
-        rows = [f"  {name.replace('_', ' '):<15}{size / 1e6:>11.1f} MB" for name, size in self.to_json().items() if size]
+        rows = [
+            f"  {name.replace('_', ' '):<15}{size / 1e6:>11.1f} MB"
+            for name, size in self.to_json().items()
+            if size
+        ]
         share = 100 * self.slots_per_layer / self.num_neurons
         rows.append(
             f"  {self.slots_per_layer} of {self.num_neurons} neurons a layer have a slot ({share:.0f} %): {self.reason}"

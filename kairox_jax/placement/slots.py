@@ -32,7 +32,9 @@ class SlotTable:
     def __init__(self, num_layers: int, num_neurons: int, capacity: Int[np.ndarray, " L"]) -> None:
         capacity = np.broadcast_to(np.asarray(capacity, np.int32), (num_layers,))
         if capacity.min() < 0 or capacity.max() > num_neurons:
-            raise ValueError(f"slots per layer {capacity.tolist()} must lie between 0 and {num_neurons} neurons")
+            raise ValueError(
+                f"slots per layer {capacity.tolist()} must lie between 0 and {num_neurons} neurons"
+            )
         self.capacity = capacity
         self.slot_of = np.full((num_layers, num_neurons), NONE, np.int32)
         self.reserved = np.zeros((num_layers, num_neurons), bool)
@@ -120,9 +122,7 @@ def empty_slots(capacity: int, record_shape: tuple[int, int]) -> SlotArrays:
 
 
 @partial(jax.jit, donate_argnums=0)
-def commit_records(
-    slots: SlotArrays, staging: Float[Array, "M R D"], at: Int[Array, " M"]
-) -> SlotArrays:
+def commit_records(slots: SlotArrays, staging: Float[Array, "M R D"], at: Int[Array, " M"]) -> SlotArrays:
     """Scatter arrived records into their slots, in place: the passed arrays are donated.
 
     Args:
