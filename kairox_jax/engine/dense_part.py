@@ -1,0 +1,106 @@
+"""The dense part of a decode step on the device: embedding, attention and logits, with the key/value cache."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from kairox_jax.config import ModelConfig
+from kairox_jax.engine.programs import (
+    Split,
+    attend_length,
+    cache_length,
+    embed_program,
+    front_program,
+    logits_program,
+    split_module,
+)
+from kairox_jax.models import KVCache, empty_cache, load_attention
+
+Vectors = Float[Array, "B D"] | Float[np.ndarray, "B D"]
+
+
+class TensorSource(Protocol):
+    """What loading needs of a checkpoint."""
+
+    config: ModelConfig
+
+    def tensor(self, name: str) -> np.ndarray:
+        """Return a fresh float32 array by canonical name."""
+        ...
+
+
+class DeviceDense:
+    """Weights, cache and programs of everything but the neurons, on the JAX device.
+
+    Args:
+        source: an open checkpoint.
+        batch: B, sequences in a step.
+        context_length: the most positions of a sequence.
+    """
+
+    name = "device"
+
+    def __init__(self, source: TensorSource, *, batch: int, context_length: int) -> None:
+        config = source.config
+        self.config, self.batch, self.length = config, batch, cache_length(context_length)
+        splits: list[Split] = [
+            split_module(load_attention(source, layer)) for layer in range(config.num_layers)
+        ]
+        self.rebuild = splits[0].rebuild
+        self.attention = [split.leaves for split in splits]
+        self.ffn_norms = [
+            jnp.asarray(source.tensor(f"layers.{i}.ffn_norm")) for i in range(config.num_layers)
+        ]
+        self.embedding = jnp.asarray(source.tensor("embed"))
+        self.out_norm = jnp.asarray(source.tensor("out_norm"))
+        self.output = self.embedding if config.tie_embeddings else jnp.asarray(source.tensor("output"))
+        self.caches = [empty_cache(config, batch=batch, length=self.length) for _ in range(config.num_layers)]
+        self._front = front_program(self.rebuild, config.norm_eps)
+        self._embed = embed_program()
+        self._logits = logits_program(config.norm_eps)
+        self._zero = np.zeros((batch, config.d_model), np.float32)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the dense weights."""
+        arrays = jax.tree.leaves((self.attention, self.ffn_norms, self.embedding, self.out_norm))
+        return sum(a.nbytes for a in arrays) + (0 if self.config.tie_embeddings else self.output.nbytes)
+
+    def embed(self, ids: Int[np.ndarray, "B T"]) -> Float[Array, "B T D"]:
+        """Return the embedding of token ids."""
+        return self._embed(self.embedding, ids)
+
+    def front(
+        self, layer: int, x: Vectors, y_device: Vectors, y_host: Vectors, start: Int[np.ndarray, " B"]
+    ) -> tuple[Float[Array, "B D"], Float[Array, "B D"]]:
+        """Merge the FFN of the layer before, attend, and return the residual stream and the FFN's input."""
+        attend = attend_length(int(start.max()) + 1, self.length)
+        x_dev, h_dev, self.caches[layer] = self._front(
+            self.attention[layer],
+            self.ffn_norms[layer],
+            x,
+            y_device,
+            y_host,
+            start,
+            self.caches[layer],
+            attend,
+        )
+        h_dev.copy_to_host_async()
+        return x_dev, h_dev
+
+    def logits(self, x: Vectors, y_device: Vectors, y_host: Vectors) -> Float[np.ndarray, "B V"]:
+        """Merge the last FFN and return the logits on the host."""
+        return np.asarray(self._logits(self.out_norm, self.output, x + y_device + y_host))
+
+    def cache(self, layer: int) -> KVCache:
+        """Return a layer's cache for the prefill, which donates it."""
+        return self.caches[layer]
+
+    def put_cache(self, layer: int, cache: KVCache, *, start: int, end: int) -> None:
+        """Take the cache back, with positions ``start`` .. ``end - 1`` new."""
+        self.caches[layer] = cache

@@ -1,0 +1,208 @@
+"""The hybrid decode step: residents on the device, the active rest on the host, promotions in the background."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from kairox_jax.balancing import Costs, Policy, Shape, Times, initial_residents
+from kairox_jax.config import ModelConfig
+from kairox_jax.engine.dense_part import DeviceDense
+from kairox_jax.engine.migrate import Migrator, MoveCounts
+from kairox_jax.engine.prefill import Prefill
+from kairox_jax.engine.programs import resident_program
+from kairox_jax.host import Rule, residual_ffn
+from kairox_jax.placement import NeuronStore, SlotTable, empty_slots, record_shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCounts:
+    """What one step computed where, and how long it took.
+
+    Attributes:
+        active: which neurons counted, bool [L, F] (any sequence of the batch).
+        hits, residual: of these, computed on the device and on the host, int [L].
+        times: of the whole step.
+        moves: what moved since the step before.
+    """
+
+    active: Bool[np.ndarray, "L F"]
+    hits: Int[np.ndarray, " L"]
+    residual: Int[np.ndarray, " L"]
+    times: Times
+    moves: MoveCounts
+
+
+class Hybrid:
+    """A model whose neurons live in the host's store and, some of them, in device slots.
+
+    Args:
+        store: every neuron's record.
+        dense: attention, embedding and output.
+        thresholds: activation threshold of each layer, float32 [L].
+        policy: decides the moves.
+        prior: activation frequencies [L, F], or None.
+        slots_per_layer: C.
+        max_moves: the most records of one transfer.
+        implementation: of the device kernels; see ``pallas_kernels``.
+    """
+
+    def __init__(
+        self,
+        store: NeuronStore,
+        dense: DeviceDense,
+        *,
+        config: ModelConfig,
+        thresholds: Float[np.ndarray, " L"],
+        policy: Policy,
+        prior: Float[np.ndarray, "L F"] | None,
+        slots_per_layer: int,
+        max_moves: int,
+        implementation: str,
+    ) -> None:
+        self.config, self.store, self.dense, self.policy = config, store, dense, policy
+        self.thresholds = thresholds
+        self.rule = Rule[config.activation.upper()]
+        num_layers, num_neurons = config.num_layers, config.num_neurons
+        shape = Shape(num_layers, num_neurons, slots_per_layer)
+        self.table = SlotTable(num_layers, num_neurons, shape.capacity)
+        slots = [empty_slots(slots_per_layer, record_shape(config)) for _ in range(num_layers)]
+        self.migrator = Migrator(store, self.table, slots, max_moves=max_moves)
+        self.prefill = Prefill(store, dense, thresholds=thresholds)
+        self.state: Any = policy.init(shape, prior)
+        self._resident = resident_program(config.activation, implementation)
+        self._zero = np.zeros((dense.batch, config.d_model), np.float32)
+        self._y_host = [np.empty_like(self._zero) for _ in range(2)]
+        self._fired = np.empty((dense.batch, num_neurons), np.uint8)
+        self._outside: list[Int[np.ndarray, " n"]] = [np.empty(0, np.int32)] * num_layers
+        self._valid: list[Bool[np.ndarray, " C"]] = [np.empty(0, bool)] * num_layers
+        for layer, resident in enumerate(initial_residents(policy, shape, prior)):
+            self.migrator.fill(layer, np.flatnonzero(resident).astype(np.int32))
+            self._refresh(layer)
+        self._resident_ms = self._time_residents()
+
+    def step(
+        self, ids: Int[np.ndarray, " B"], start: Int[np.ndarray, " B"]
+    ) -> tuple[Float[np.ndarray, "B V"], StepCounts]:
+        """Decode one token of each sequence.
+
+        Args:
+            ids: the tokens, int32 [B].
+            start: their positions, int32 [B].
+
+        Returns:
+            The logits after them [B, V], and what was computed where.
+        """
+        config = self.config
+        x: Any = self.dense.embed(ids[:, None])[:, 0]
+        y_device: Any = self._zero
+        y_host = self._zero
+        masks: list[Any] = []
+        active = np.zeros((config.num_layers, config.num_neurons), bool)
+        gpu_ms = cpu_ms = 0.0
+        for layer in range(config.num_layers):
+            if self.migrator.commit_arrived(layer):
+                self._refresh(layer)
+            begin = perf_counter()
+            x, h = self.dense.front(layer, x, y_device, y_host, start)
+            y_device, mask = self._launch_residents(layer, h)
+            h_host = np.asarray(h)
+            ready = perf_counter()
+            y_host = self._residual(layer, h_host, active[layer])
+            done = perf_counter()
+            masks.append(mask)
+            cpu_ms += (done - ready) * 1e3
+            gpu_ms += (ready - begin) * 1e3 + self._overlapped_ms(mask, (done - ready) * 1e3)
+        logits = self.dense.logits(x, y_device, y_host)
+        residual = active.sum(axis=1)
+        self._add_hits(masks, active)
+        moves = self.migrator.take_counts()
+        times = Times(gpu_ms, moves.io_ms, cpu_ms)
+        self._plan_moves(active, times)
+        hits = active.sum(axis=1) - residual
+        return logits, StepCounts(active=active, hits=hits, residual=residual, times=times, moves=moves)
+
+    def settle(self) -> None:
+        """Wait for every promotion on the way and commit it (tests, and the end of a run)."""
+        for layer in range(self.config.num_layers):
+            if self.migrator.commit_arrived(layer, wait=True):
+                self._refresh(layer)
+
+    def close(self) -> None:
+        """Stop the background worker."""
+        self.migrator.close()
+
+    def _launch_residents(self, layer: int, h: Any) -> tuple[Any, Any]:
+        """Dispatch the residents' part; it runs while the host computes the residual."""
+        if not self._valid[layer].any():
+            return self._zero, None
+        limit = np.float32(self.thresholds[layer])
+        return self._resident(self.migrator.slots[layer], self._valid[layer], limit, h)
+
+    def _residual(
+        self, layer: int, h: Float[np.ndarray, "B D"], active: Bool[np.ndarray, " F"]
+    ) -> Float[np.ndarray, "B D"]:
+        """Compute the neurons outside the slots and mark the active ones.
+
+        Two buffers take turns: the device has read the one before when it hands out this layer's input.
+        """
+        y, outside = self._y_host[layer % 2], self._outside[layer]
+        fired = self._fired[:, : len(outside)]
+        records, limit = self.store.layers[layer], float(self.thresholds[layer])
+        residual_ffn(h, records, None, outside, len(outside), self.rule, limit, y, fired)
+        active[outside[fired.any(axis=0)]] = True
+        return y
+
+    def _overlapped_ms(self, mask: Any, host_ms: float) -> float:
+        """Return the device time that passed beside the host's, without waiting for the device.
+
+        A device part that is not done yet took all of the host's time, and the rest shows in the next layer's wait;
+        one that is done took what it takes alone, measured at the start, and at most the host's time.
+        """
+        if mask is None:
+            return 0.0
+        return min(self._resident_ms, host_ms) if mask.is_ready() else host_ms
+
+    def _add_hits(self, masks: list[Any], active: Bool[np.ndarray, "L F"]) -> None:
+        for layer, mask in enumerate(masks):
+            if mask is not None:
+                slots = np.asarray(mask).any(axis=0)
+                neurons = self.table.neuron_of[layer][slots]
+                active[layer, neurons] = True
+                self.migrator.note_hits(layer, neurons)
+
+    def _plan_moves(self, active: Bool[np.ndarray, "L F"], times: Times) -> None:
+        """Let the policy see the step and send off what it wants moved; nothing here waits."""
+        for layer in range(self.config.num_layers):
+            costs = Costs(
+                max_moves=self.migrator.room(layer),
+                free_slots=self.table.free(layer),
+                record_bytes=self.store.record_bytes,
+            )
+            held = self.table.held(layer)
+            self.state, plan = self.policy.plan(self.state, layer, active[layer], held, costs)
+            self.migrator.submit(layer, plan)
+            if len(plan.evict):
+                self._refresh(layer)
+        self.state = self.policy.feedback(self.state, None, times)
+
+    def _refresh(self, layer: int) -> None:
+        """Renew what the step reads of the slot table."""
+        self._outside[layer] = np.flatnonzero(~self.table.resident(layer)).astype(np.int32)
+        self._valid[layer] = self.table.occupied(layer)
+
+    def _time_residents(self) -> float:
+        """Return the median time of one layer's device part alone, in ms, after compiling it."""
+        times = []
+        for _ in range(4):
+            begin = perf_counter()
+            y, mask = self._launch_residents(0, self._zero)
+            if mask is None:
+                return 0.0
+            y.block_until_ready()
+            times.append((perf_counter() - begin) * 1e3)
+        return float(np.median(times[1:]))

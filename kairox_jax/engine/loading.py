@@ -1,0 +1,149 @@
+"""From a name and settings to something that decodes: thresholds, plan, runners."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from kairox_jax.balancing import POLICIES, Policy, make_policy
+from kairox_jax.config import MODES, ModelConfig, PlacementConfig
+from kairox_jax.engine.prefill import CHUNKS
+from kairox_jax.engine.programs import cache_length
+from kairox_jax.io import Checkpoint, Sparsity, load_sparsity, shipped_sparsity
+from kairox_jax.placement import BudgetPlan, Needs, plan_budget, record_shape
+from kairox_jax.placement.planner import FLOAT_BYTES
+
+DEFAULT_CONTEXT = 2048
+# What a CUDA context and XLA's runtime keep of a card's memory before the first array.
+RUNTIME_BYTES = 450_000_000
+STREAMED_LAYERS = 2  # the prefill holds one layer's records and receives the next
+
+
+def check_mode(mode: str) -> None:
+    """Raise ``ValueError`` for a mode that does not exist."""
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r} is unknown: choose one of {', '.join(MODES)}")
+
+
+def resolve_context(config: ModelConfig, context_length: int | None) -> int:
+    """Return the context in tokens: what was asked for, or the model's, at most ``DEFAULT_CONTEXT``.
+
+    Raises:
+        ValueError: longer than the model was made for, or not positive.
+    """
+    if context_length is None:
+        return min(config.context_length, DEFAULT_CONTEXT)
+    if not 0 < context_length <= config.context_length:
+        raise ValueError(
+            f"--ctx-size {context_length}: this model takes 1 to {config.context_length} tokens; choose in that range"
+        )
+    return context_length
+
+
+def find_sparsity(checkpoint: Checkpoint, folder: str | Path | None) -> Sparsity | None:
+    """Return thresholds and profile from a folder, or those that are shipped for this model, if any."""
+    return shipped_sparsity(checkpoint) if folder is None else load_sparsity(Path(folder))
+
+
+def resolve_thresholds(config: ModelConfig, sparsity: Sparsity | None) -> Float[np.ndarray, " L"]:
+    """Return each layer's activation threshold for ``exact`` mode.
+
+    Raises:
+        ValueError: a SiLU model without thresholds: none of its neurons is ever exactly zero.
+    """
+    if config.activation == "silu":
+        if sparsity is None:
+            raise ValueError(
+                "this model's activation is SiLU, which is never zero, and no thresholds are known for it: run it with "
+                "--mode dense, or make thresholds with `python -m training.thresholds` and pass --sparsity FOLDER"
+            )
+        thresholds = np.asarray(sparsity.thresholds, np.float32)
+        if thresholds.shape != (config.num_layers,):
+            raise ValueError(
+                f"{thresholds.shape[0]} thresholds for {config.num_layers} layers: they belong to another model"
+            )
+        return thresholds
+    return np.full(config.num_layers, config.activation_threshold, np.float32)
+
+
+def build_policy(placement: PlacementConfig, *, has_prior: bool) -> Policy:
+    """Make the policy with the parameters that it takes from the settings.
+
+    Raises:
+        ValueError: unknown policy, or momentum settings given to a policy that has none.
+    """
+    if placement.policy == "guide":
+        return make_policy(
+            "guide",
+            beta=placement.tam_beta,
+            promote_threshold=placement.tam_threshold,
+            evict_threshold=placement.tam_evict,
+            anb=placement.anb_enable,
+            warm_start=has_prior,
+        )
+    defaults = PlacementConfig()
+    for name in ("tam_beta", "tam_threshold", "tam_evict", "anb_enable"):
+        if getattr(placement, name) != getattr(defaults, name) and placement.policy in POLICIES:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} has no effect with --policy {placement.policy}: leave it out, or use guide")
+    return make_policy(placement.policy)
+
+
+def dense_weight_count(config: ModelConfig) -> int:
+    """Return the number of weights outside the neurons."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    attention = config.d_model * config.head_dim * (heads + config.num_heads)
+    tables = (1 if config.tie_embeddings else 2) * config.vocab_size * config.d_model
+    return tables + config.num_layers * (attention + 2 * config.d_model) + config.d_model
+
+
+def estimate_needs(config: ModelConfig, *, context_length: int, max_moves: int, on_accelerator: bool) -> Needs:
+    """Return the bytes of everything but slots, from sizes alone (no weight is read)."""
+    length, chunk = cache_length(context_length), CHUNKS[-1]
+    record_bytes = int(np.prod(record_shape(config))) * FLOAT_BYTES
+    positions = config.num_layers * length * config.num_kv_heads * config.head_dim
+    streamed = STREAMED_LAYERS * config.num_neurons * record_bytes
+    wide = max(3 * config.num_neurons, 4 * config.d_model, config.num_heads * length)
+    return Needs(
+        dense_bytes=dense_weight_count(config) * FLOAT_BYTES,
+        cache_bytes=2 * positions * FLOAT_BYTES,
+        workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * record_bytes,
+        runtime_bytes=RUNTIME_BYTES if on_accelerator else 0,
+        record_bytes=record_bytes,
+    )
+
+
+def device_free_bytes(device: jax.Device) -> int | None:
+    """Return the free memory of an accelerator, or None for the CPU backend."""
+    if device.platform == "cpu":
+        return None
+    memory = device.memory_stats()
+    if memory is None:
+        raise ValueError(f"device {device.device_kind} does not tell its memory: name --vram-budget")
+    return int(memory["bytes_limit"] - memory["bytes_in_use"])
+
+
+def make_plan(
+    config: ModelConfig, *, mode: str, placement: PlacementConfig, context_length: int, device: jax.Device
+) -> BudgetPlan:
+    """Plan the device's memory; see ``plan_budget`` for the errors."""
+    check_mode(mode)
+    if mode == "dense":
+        if placement.gpu_cache_neurons is not None:
+            raise ValueError(
+                "--gpu-cache-neurons has no effect with --mode dense, which keeps every neuron on the device: "
+                "leave it out, or use --mode exact"
+            )
+        placement = replace(placement, gpu_cache_neurons=config.num_neurons)
+    needs = estimate_needs(
+        config,
+        context_length=context_length,
+        max_moves=placement.max_moves,
+        on_accelerator=device.platform != "cpu",
+    )
+    plan = plan_budget(config, placement, needs, device_free_bytes=device_free_bytes(device))
+    return replace(plan, reason="--mode dense keeps all on the device") if mode == "dense" else plan

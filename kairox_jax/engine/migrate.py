@@ -1,0 +1,135 @@
+"""Promotions in the background: gather, transfer, and commit once arrived. Nothing waits for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from kairox_jax.balancing import Plan
+from kairox_jax.placement import NeuronStore, SlotArrays, SlotTable, commit_records
+
+MAX_IN_FLIGHT = 2  # transfers of one layer; a third would only arrive later
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A transfer that has been sent off."""
+
+    neurons: Int[np.ndarray, " n"]
+    slots: Int[np.ndarray, " n"]
+    transfer: Future[tuple[Float[Array, "M R D"], float]]
+
+
+@dataclass
+class MoveCounts:
+    """What moved since the last reset."""
+
+    promotions: int = 0
+    evictions: int = 0
+    wasted_promotions: int = 0
+    link_bytes: int = 0
+    io_ms: float = 0.0
+
+
+class Migrator:
+    """Carries out plans: evictions at once, promotions by a worker thread.
+
+    The worker gathers the records into a fresh buffer, sends it with one ``device_put`` and waits for its arrival,
+    which times the link. The caller's thread commits what has arrived, between two uses of a layer's slots.
+    Buffers have a power of two of rows, so that few shapes are compiled; padding rows go to slot C and are dropped.
+
+    Args:
+        store: the host's records.
+        table: who holds which slot; shared with the caller.
+        slots: one entry of slot arrays a layer; replaced in place at each commit.
+        max_moves: the most records of one transfer.
+    """
+
+    def __init__(
+        self, store: NeuronStore, table: SlotTable, slots: list[SlotArrays], *, max_moves: int
+    ) -> None:
+        self.store, self.table, self.slots, self.max_moves = store, table, slots, max_moves
+        self.counts = MoveCounts()
+        self._pending: list[deque[Arrival]] = [deque() for _ in store.layers]
+        self._unused = np.zeros_like(table.reserved)
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kairox-link")
+
+    def room(self, layer: int) -> int:
+        """Return how many records a plan for this layer may load now."""
+        return self.max_moves if len(self._pending[layer]) < MAX_IN_FLIGHT else 0
+
+    def submit(self, layer: int, plan: Plan) -> None:
+        """Evict at once and send the loads off."""
+        if len(plan.evict):
+            self.table.evict(layer, plan.evict)
+            self.counts.evictions += len(plan.evict)
+            self.counts.wasted_promotions += int(self._unused[layer, plan.evict].sum())
+            self._unused[layer, plan.evict] = False
+        if len(plan.load):
+            reserved = self.table.reserve(layer, plan.load)
+            transfer = self._worker.submit(self._send, layer, plan.load)
+            self._pending[layer].append(Arrival(plan.load, reserved, transfer))
+
+    def commit_arrived(self, layer: int, *, wait: bool = False) -> bool:
+        """Scatter the records that have arrived into their slots.
+
+        Args:
+            layer: index of the layer.
+            wait: wait for everything on the way (tests, loading); a step never does.
+
+        Returns:
+            Whether the layer's residents changed.
+
+        Raises:
+            Exception: what made a transfer fail.
+        """
+        pending, changed = self._pending[layer], False
+        while pending and (wait or pending[0].transfer.done()):
+            arrival = pending.popleft()
+            records, io_ms = arrival.transfer.result()
+            kept = self.table.commit(layer, arrival.neurons, arrival.slots)
+            at = np.full(records.shape[0], self.table.capacity[layer], np.int32)
+            at[: len(kept)] = np.where(kept, arrival.slots, self.table.capacity[layer])
+            self.slots[layer] = commit_records(self.slots[layer], records, at)
+            self._unused[layer, arrival.neurons[kept]] = True
+            self.counts.promotions += len(kept)
+            self.counts.wasted_promotions += int(np.count_nonzero(~kept))
+            self.counts.link_bytes += len(kept) * self.store.record_bytes
+            self.counts.io_ms += io_ms
+            changed = True
+        return changed
+
+    def note_hits(self, layer: int, neurons: Int[np.ndarray, " n"]) -> None:
+        """Remember that promoted neurons were of use."""
+        self._unused[layer, neurons] = False
+
+    def fill(self, layer: int, neurons: Int[np.ndarray, " n"]) -> None:
+        """Load a layer's first residents and wait for them; not counted as promotions."""
+        if not len(neurons):
+            return
+        reserved = self.table.reserve(layer, neurons)
+        records = jax.device_put(self.store.gather(layer, neurons))
+        self.slots[layer] = commit_records(self.slots[layer], records, reserved)
+        self.table.commit(layer, neurons, reserved)
+
+    def take_counts(self) -> MoveCounts:
+        """Return what moved since the last call."""
+        counts, self.counts = self.counts, MoveCounts()
+        return counts
+
+    def close(self) -> None:
+        """Stop the worker; transfers on the way are finished, none is begun."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def _send(self, layer: int, neurons: Int[np.ndarray, " n"]) -> tuple[Float[Array, "M R D"], float]:
+        rows = 1 << (len(neurons) - 1).bit_length()
+        begin = perf_counter()
+        records = jax.device_put(self.store.gather(layer, neurons, rows=rows))
+        records.block_until_ready()
+        return records, (perf_counter() - begin) * 1e3

@@ -1,0 +1,107 @@
+"""Prefill: many tokens at once, dense, layer by layer, with each layer's neurons streamed to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from kairox_jax.config import ModelConfig
+from kairox_jax.engine.programs import Leaves, Rebuild, attend_length, prefill_program
+from kairox_jax.models import KVCache
+from kairox_jax.placement import NeuronStore
+
+CHUNKS = (16, 64, 256)  # padded lengths of a piece of prompt, so that three shapes compile
+
+
+class DensePart(Protocol):
+    """What the prefill needs of the dense part."""
+
+    config: ModelConfig
+    length: int
+    rebuild: Rebuild
+    attention: list[Leaves]
+    ffn_norms: list[Array]
+
+    def embed(self, ids: Int[np.ndarray, "B T"]) -> Array:
+        """Return the embedding of token ids."""
+        ...
+
+    def cache(self, layer: int) -> KVCache:
+        """Return a layer's cache, which the prefill donates."""
+        ...
+
+    def put_cache(self, layer: int, cache: KVCache, *, start: int, end: int) -> None:
+        """Take a layer's cache back, with positions ``start`` .. ``end - 1`` new."""
+        ...
+
+
+def pieces(start: int, length: int) -> Iterator[tuple[int, int, int]]:
+    """Cut ``length`` tokens from position ``start`` on: yields (first, last, padded length) of each piece."""
+    first, end = start, start + length
+    while first < end:
+        size = next((c for c in CHUNKS if c >= end - first), CHUNKS[-1])
+        last = min(first + size, end)
+        yield first, last, size
+        first = last
+
+
+class Prefill:
+    """Runs prompts through a hybrid model.
+
+    Args:
+        store: every neuron's record.
+        dense: the dense part, whose cache is filled.
+        thresholds: activation threshold of each layer, float32 [L].
+    """
+
+    def __init__(self, store: NeuronStore, dense: DensePart, *, thresholds: Float[np.ndarray, " L"]) -> None:
+        self.store, self.dense, self.thresholds = store, dense, thresholds
+        config = dense.config
+        self._layer = prefill_program(dense.rebuild, config.norm_eps, config.activation)
+
+    def __call__(self, ids: Int[np.ndarray, " T"], start: int) -> Float[Array, "1 D"]:
+        """Run the tokens of one sequence.
+
+        Args:
+            ids: int32 [T], T at least 1.
+            start: position of the first of them.
+
+        Returns:
+            The residual stream after the last layer at the last token [1, D].
+        """
+        x_last = None
+        for first, last, size in pieces(start, len(ids)):
+            padded = np.zeros((1, size), np.int32)
+            padded[0, : last - first] = ids[first - start : last - start]
+            x = self._run_piece(padded, first, last)
+            x_last = jax.lax.dynamic_index_in_dim(x, last - first - 1, axis=1, keepdims=False)
+        assert x_last is not None
+        return x_last
+
+    def _run_piece(self, ids: Int[np.ndarray, "1 T"], first: int, last: int) -> Float[Array, "1 T D"]:
+        dense = self.dense
+        x = dense.embed(ids)
+        start = np.array([first], np.int32)
+        attend = attend_length(first + ids.shape[1], dense.length)
+        records = jax.device_put(self.store.layers[0])
+        for layer in range(dense.config.num_layers):
+            ahead = layer + 1 < dense.config.num_layers
+            following = jax.device_put(self.store.layers[layer + 1]) if ahead else None
+            x, cache = self._layer(
+                dense.attention[layer],
+                dense.ffn_norms[layer],
+                records,
+                jnp.float32(self.thresholds[layer]),
+                x,
+                start,
+                dense.cache(layer),
+                attend,
+            )
+            dense.put_cache(layer, cache, start=first, end=last)
+            records = following
+        return x

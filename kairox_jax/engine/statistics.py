@@ -1,0 +1,129 @@
+"""Counts and times of one generation: what ran where, what moved, how fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kairox_jax.engine.hybrid import StepCounts
+
+
+@dataclass(kw_only=True)
+class Statistics:
+    """What one generation did. Nothing is estimated.
+
+    Attributes:
+        device: platform and kind of the JAX device.
+        mode, policy: as chosen; ``dense`` has no policy.
+        budget: bytes of each part, from the plan.
+        prompt_tokens, generated_tokens: counts.
+        prefill_s, decode_s: seconds spent; ``decode_steps`` steps were run in the latter.
+        hits, residual: active neurons computed on the device and on the host, all layers and steps.
+        resident: neurons with a record on the device at the end, all layers.
+        promotions, evictions, wasted_promotions: moves; wasted are promotions that were evicted unused.
+        link_bytes: bytes of promoted records.
+        gpu_ms, io_ms, cpu_ms: device, link and host time, all steps.
+    """
+
+    device: str
+    mode: str
+    policy: str | None
+    budget: dict[str, Any]
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    decode_steps: int = 0
+    hits: int = 0
+    residual: int = 0
+    resident: int = 0
+    promotions: int = 0
+    evictions: int = 0
+    wasted_promotions: int = 0
+    link_bytes: int = 0
+    gpu_ms: float = 0.0
+    io_ms: float = 0.0
+    cpu_ms: float = 0.0
+    placement: dict[str, Any] = field(default_factory=dict)
+
+    def add_step(self, counts: StepCounts) -> None:
+        """Add what one decode step did."""
+        self.hits += int(counts.hits.sum())
+        self.residual += int(counts.residual.sum())
+        moves, times = counts.moves, counts.times
+        self.promotions += moves.promotions
+        self.evictions += moves.evictions
+        self.wasted_promotions += moves.wasted_promotions
+        self.link_bytes += moves.link_bytes
+        self.gpu_ms += times.gpu_ms
+        self.io_ms += times.io_ms
+        self.cpu_ms += times.cpu_ms
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of active neurons computed on the device, or None where nothing was counted."""
+        active = self.hits + self.residual
+        return self.hits / active if active else None
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Decode steps per second, or None where there was no step."""
+        return self.decode_steps / self.decode_s if self.decode_s else None
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Prompt tokens per second, or None where there was no prompt."""
+        return self.prompt_tokens / self.prefill_s if self.prefill_s else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the statistics record; times in ms are means over the decode steps."""
+        steps = max(self.decode_steps, 1)
+        record: dict[str, Any] = {
+            "device": self.device,
+            "mode": self.mode,
+            "policy": self.policy,
+            "prompt_tokens": self.prompt_tokens,
+            "generated_tokens": self.generated_tokens,
+            "prefill_tokens_per_s": _rounded(self.prefill_tokens_per_s),
+            "decode_tokens_per_s": _rounded(self.decode_tokens_per_s),
+            "hit_rate": _rounded(self.hit_rate, 6),
+            "active": self.hits + self.residual,
+            "hits": self.hits,
+            "residual": self.residual,
+            "resident": self.resident,
+            "promotions": self.promotions,
+            "evictions": self.evictions,
+            "wasted_promotions": self.wasted_promotions,
+            "link_bytes": self.link_bytes,
+            "t_gpu_ms": round(self.gpu_ms / steps, 4),
+            "t_io_ms": round(self.io_ms / steps, 4),
+            "t_cpu_ms": round(self.cpu_ms / steps, 4),
+            "budget": self.budget,
+            "placement": self.placement,
+        }
+        return record
+
+    def line(self) -> str:
+        """Return one line for a person."""
+        parts = [
+            f"prompt {self.prompt_tokens} tokens at {_speed(self.prefill_tokens_per_s)}",
+            f"generated {self.generated_tokens} at {_speed(self.decode_tokens_per_s)}",
+        ]
+        if self.hit_rate is not None:
+            steps = max(self.decode_steps, 1)
+            parts += [
+                f"active neurons: {100 * self.hit_rate:.1f} % on the device, {100 - 100 * self.hit_rate:.1f} % on the host",
+                f"moved {self.promotions} in, {self.evictions} out ({self.link_bytes / 1e6:.1f} MB)",
+                f"ms a token: device {self.gpu_ms / steps:.1f}, link {self.io_ms / steps:.1f}, host {self.cpu_ms / steps:.1f}",
+            ]
+        return " | ".join(parts)
+
+
+def _rounded(value: float | None, digits: int = 3) -> float | None:
+    return None if value is None else float(np.round(value, digits))
+
+
+def _speed(tokens_per_s: float | None) -> str:
+    return "-" if tokens_per_s is None else f"{tokens_per_s:.1f} tokens/s"

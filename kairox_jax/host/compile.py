@@ -1,0 +1,54 @@
+"""How host kernels are compiled, and where their machine code is kept.
+
+numba keys its cache by signature, bytecode, triple, CPU name and CPU features, so a home folder shared by
+different machines is safe. It does not see a change in a function that another file holds: the folder is
+therefore named by a hash of all of this package's sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+
+from kairox_jax.host.threads import config
+
+# Sums may be reordered and multiply-adds fused. NaN and infinity keep their meaning: a NaN stays visible.
+FAST = {"reassoc", "contract", "nsz"}
+
+
+def cache_dir() -> Path:
+    """Return the folder of compiled kernels: ``NUMBA_CACHE_DIR``, else the user's cache folder."""
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    base = os.environ.get("NUMBA_CACHE_DIR") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "kairox"
+    )
+    return Path(base) / f"numba-{hashlib.sha256(sources).hexdigest()[:16]}"
+
+
+_CACHE_DIR = str(cache_dir())
+
+
+def kernel(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function for this CPU when it is first called, without the GIL, and keep it on disk.
+
+    Where no folder can be written the kernel is compiled anew in each process.
+    """
+    options: dict[str, Any] = dict(
+        nopython=True, nogil=True, parallel=parallel, fastmath=FAST, error_model="numpy", boundscheck=False
+    )
+
+    def wrap(function: Callable[..., Any]) -> Any:
+        saved, config.CACHE_DIR = config.CACHE_DIR, _CACHE_DIR
+        try:
+            return numba.jit(cache=True, **options)(function)
+        except RuntimeError:  # numba found no folder that it can write
+            return numba.jit(**options)(function)
+        finally:
+            config.CACHE_DIR = saved
+
+    return wrap

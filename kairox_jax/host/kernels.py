@@ -1,0 +1,156 @@
+"""Host kernels: the FFN of chosen neurons, and products with packed rows, at the speed of memory.
+
+Sums are made per chunk of neurons, and the chunks depend on the number of neurons alone: the result has the
+same bits for any number of threads. One caller at a time; others wait.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float, Int32, UInt8
+
+from kairox_jax.host import loops, rows, threads
+from kairox_jax.host.rules import GATED_ONLY, Rule
+from kairox_jax.quant.formats import PackedRows, block_format
+
+# Neurons whose sum one thread makes; with at most MAX_CHUNKS sums, adding them is little beside the reading.
+MIN_CHUNK = 32
+MAX_CHUNKS = 32
+MAX_BATCH = 8
+
+_scratch: dict[str, np.ndarray] = {"partial": np.empty(0, np.float32)}
+
+
+def _partials(chunks: int, batch: int, num: int) -> np.ndarray:
+    """Return the owner's partial sums; kept, because fresh pages would cost more than the sums."""
+    size = chunks * batch * num
+    if _scratch["partial"].size < size:
+        _scratch["partial"] = np.empty(size, np.float32)
+    return _scratch["partial"][:size].reshape(chunks, batch, num)
+
+
+def _check_floats(name: str, array: np.ndarray, shape: tuple[int | None, ...]) -> None:
+    fits = array.ndim == len(shape) and all(
+        want in (None, got) for want, got in zip(shape, array.shape, strict=True)
+    )
+    if not fits or array.dtype != np.float32 or not array.flags.c_contiguous:
+        raise ValueError(
+            f"{name} is {array.dtype} {array.shape}: expected C-contiguous float32 "
+            f"{tuple('any' if n is None else n for n in shape)}"
+        )
+
+
+def _record_rows(records: np.ndarray, num: int, format: str) -> tuple[np.ndarray, int]:
+    """Return the records as bytes [F, record bytes], and the rows in one."""
+    if not records.flags.c_contiguous:
+        raise ValueError("records are not C-contiguous: one neuron must be one run of bytes")
+    if records.dtype == np.float32 and records.ndim == 3 and format == "f32":
+        raw = records.reshape(records.shape[0], -1).view(np.uint8)
+    elif records.dtype == np.uint8 and records.ndim == 2:
+        raw = records
+    else:
+        raise ValueError(
+            f"records are {records.dtype} {records.shape} of format {format}: "
+            "expected uint8 [F, record bytes], or float32 [F, R, D] of format f32"
+        )
+    num_rows, rest = divmod(raw.shape[1], block_format(format).row_bytes(num))
+    if rest or num_rows not in (2, 3):
+        raise ValueError(
+            f"a record of {raw.shape[1]} bytes is not 2 or 3 {format} rows of {num} weights: check D, format"
+        )
+    return raw, num_rows
+
+
+def residual_ffn(
+    x: Float[np.ndarray, "B D"],
+    records: Float[np.ndarray, "F R D"] | UInt8[np.ndarray, "F nbytes"],
+    biases: Float[np.ndarray, "F r"] | None,
+    ids: Int32[np.ndarray, " capacity"],
+    n: int,
+    rule: Rule,
+    threshold: float,
+    out: Float[np.ndarray, "B D"],
+    active: UInt8[np.ndarray, "B capacity"],
+    *,
+    format: str = "f32",
+) -> None:
+    """Compute what the chosen neurons of one layer add to the FFN's output.
+
+    Args:
+        x: float32 [B, D], normalised FFN inputs, B 1 to 8.
+        records: one layer's neurons: float32 [F, R, D], or uint8 [F, bytes] of R rows of ``format``.
+            R = 3: gate row, up row, down column; R = 2: up row, down column.
+        biases: float32 [F, R-1] (gate and up, or up), or None.
+        ids: int32; the first n are evaluated, each in [0, F) (not checked) and at most once.
+        n: how many of ids count.
+        rule: activation.
+        threshold: of SILU (on |z|) and FATRELU (on the gate); other rules take no notice.
+        out: float32 [B, D], overwritten with the sum of z times the down column over active neurons.
+        active: uint8 [B, >= n]; [b, k] becomes 1 where neuron ids[k] is active for token b, else 0.
+        format: key of ``quant.FORMATS`` that the records are stored in.
+
+    Raises:
+        ValueError: shapes, types or the rule do not fit together.
+    """
+    _check_floats("x", x, (None, None))
+    batch, num = x.shape
+    raw, num_rows = _record_rows(records, num, format)
+    _check_floats("out", out, (batch, num))
+    if not 1 <= batch <= MAX_BATCH:
+        raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
+    if biases is None:
+        biases = np.empty((0, 0), np.float32)
+    else:
+        _check_floats("biases", biases, (raw.shape[0], num_rows - 1))
+    if ids.dtype != np.int32 or ids.ndim != 1 or not 0 <= n <= ids.shape[0] or not ids.flags.c_contiguous:
+        raise ValueError(
+            f"ids are {ids.dtype} {ids.shape} with n {n}: expected contiguous int32 of at least n"
+        )
+    if active.dtype != np.uint8 or active.ndim != 2 or active.shape[0] != batch or active.shape[1] < n:
+        raise ValueError(f"active is {active.dtype} {active.shape}: expected uint8 [{batch}, at least {n}]")
+    if num_rows == 2 and rule.name.lower() in GATED_ONLY:
+        raise ValueError(f"rule {rule.name} needs a gate row, but the records hold two rows")
+    if format not in rows.CODES:
+        raise ValueError(f"host kernels read {', '.join(rows.CODES)}, not {format}: convert the records")
+    chunk = max(MIN_CHUNK, -(-n // MAX_CHUNKS))
+    with threads.owner:
+        threads.start()
+        partials = _partials(-(-n // chunk), batch, num)
+        loops.ffn(
+            x, raw, num_rows, rows.CODES[format], biases, ids[:n], chunk, int(rule), np.float32(threshold),
+            partials, out, active,
+        )  # fmt: skip
+
+
+def matvec(
+    x: Float[np.ndarray, "B D"],
+    matrix: Float[np.ndarray, "V D"] | PackedRows,
+    out: Float[np.ndarray, "B V"],
+) -> None:
+    """Multiply each token with every row of a matrix: out = x matrix^T, with float32 activations.
+
+    Args:
+        x: float32 [B, D], B 1 to 8.
+        matrix: float32 [V, D], or packed rows.
+        out: float32 [B, V], overwritten.
+
+    Raises:
+        ValueError: shapes, types or the format do not fit together.
+    """
+    _check_floats("x", x, (None, None))
+    batch, num = x.shape
+    if isinstance(matrix, PackedRows):
+        raw, format = matrix.data, matrix.format
+    else:
+        _check_floats("matrix", matrix, (None, num))
+        raw, format = matrix.view(np.uint8), "f32"
+    if format not in rows.CODES:
+        raise ValueError(f"host kernels read {', '.join(rows.CODES)}, not {format}: convert the matrix")
+    if raw.shape[1] != block_format(format).row_bytes(num) or not raw.flags.c_contiguous:
+        raise ValueError(f"matrix rows of {raw.shape[1]} bytes are not {num} {format} weights, as x needs")
+    if not 1 <= batch <= MAX_BATCH:
+        raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
+    _check_floats("out", out, (batch, raw.shape[0]))
+    with threads.owner:
+        threads.start()
+        loops.matvec(x, raw, rows.CODES[format], max(16, -(-raw.shape[0] // 64)), out)

@@ -1,0 +1,156 @@
+"""Compiled loops over neurons and rows. Arguments are not checked here: call ``kernels``.
+
+One pass over each record: gate, up, rule and down while the record is in cache.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import prange
+
+from kairox_jax.host import rows
+from kairox_jax.host.compile import kernel
+from kairox_jax.host.rules import Rule
+
+_F32, _Q8_0 = rows.F32, rows.Q8_0
+_SILU, _RELU2, _FATRELU, _DRELU = int(Rule.SILU), int(Rule.RELU2), int(Rule.FATRELU), int(Rule.DRELU)
+
+
+@kernel()
+def _dot(code, row, x, num):
+    if code == _Q8_0:
+        return rows.dot_q8_0(row, x, num)
+    return rows.dot_f32(row, x, num)
+
+
+@kernel()
+def _axpy(code, row, factor, out, num):
+    if code == _Q8_0:
+        rows.axpy_q8_0(row, factor, out, num)
+    else:
+        rows.axpy_f32(row, factor, out, num)
+
+
+@kernel()
+def _unpack(code, row, out, num):
+    if code == _Q8_0:
+        rows.unpack_q8_0(row, out, num)
+
+
+@kernel()
+def _passes(rule, threshold, value):
+    """Say whether a gate (ungated: an up value) lets its neuron through. NaN does: the output shows it."""
+    if rule == _SILU:
+        return True
+    return not value <= (threshold if rule == _FATRELU else np.float32(0))
+
+
+@kernel()
+def _value(rule, threshold, gate, up, gated):
+    """Return (z, active) of a neuron whose gate passed."""
+    if not gated:
+        return (up * up if rule == _RELU2 else up), True
+    if rule == _SILU:
+        z = gate / (np.float32(1) + np.float32(math.exp(-gate))) * up
+        return z, not abs(z) <= threshold
+    if rule == _DRELU:
+        return gate * up, not up <= np.float32(0)
+    return (gate * gate * up if rule == _RELU2 else gate * up), True
+
+
+@kernel()
+def _ffn_chunk(x, records, num_rows, code, biases, ids, first, last, rule, threshold, partial, active):
+    """Add up neurons ids[first:last] into partial [B, D]; the whole record is read while it is in cache."""
+    batch, num = x.shape
+    gated = num_rows == 3
+    row_bytes = records.shape[1] // num_rows
+    wide_rows = np.empty(num if batch > 1 and code != _F32 else 1, np.float32)
+    wide = wide_rows.ctypes.data
+    x_data, partial_data = x.ctypes.data, partial.ctypes.data
+    base = records.ctypes.data
+    gates = np.zeros(batch, np.float32)
+    partial[:] = 0
+    for k in range(first, last):
+        neuron = np.int64(ids[k])
+        row = base + neuron * records.shape[1]
+        # With more than one token a packed row is unpacked once, then used for all of them.
+        row_code = code if batch == 1 else _F32
+        any_passes = False
+        if gated:
+            source = row
+            if row_code != code:
+                _unpack(code, row, wide, num)
+                source = wide
+            for b in range(batch):
+                gates[b] = _dot(row_code, source, x_data + 4 * b * num, num)
+                if biases.shape[0] > 0:
+                    gates[b] += biases[neuron, 0]
+                any_passes |= _passes(rule, threshold, gates[b])
+            row += row_bytes
+            if not any_passes:
+                for b in range(batch):
+                    active[b, k] = 0
+                continue
+        source = row
+        if row_code != code:
+            _unpack(code, row, wide, num)
+            source = wide
+        any_passes = False
+        for b in range(batch):
+            active[b, k] = 0
+            if gated and not _passes(rule, threshold, gates[b]):
+                continue
+            up = _dot(row_code, source, x_data + 4 * b * num, num)
+            if biases.shape[0] > 0:
+                up += biases[neuron, num_rows - 2]
+            if not gated and not _passes(rule, threshold, up):
+                continue
+            z, is_active = _value(rule, threshold, gates[b], up, gated)
+            if is_active:
+                active[b, k] = 1
+                gates[b] = z
+                any_passes = True
+        if not any_passes:
+            continue
+        row += row_bytes
+        source = row
+        if row_code != code:
+            _unpack(code, row, wide, num)
+            source = wide
+        for b in range(batch):
+            if active[b, k]:
+                _axpy(row_code, source, gates[b], partial_data + 4 * b * num, num)
+
+
+@kernel(parallel=True)
+def ffn(x, records, num_rows, code, biases, ids, chunk, rule, threshold, partials, out, active):
+    for c in prange(partials.shape[0]):
+        last = min((c + 1) * chunk, ids.shape[0])
+        _ffn_chunk(
+            x, records, num_rows, code, biases, ids, c * chunk, last, rule, threshold, partials[c], active
+        )
+    out[:] = 0
+    for c in range(partials.shape[0]):
+        for b in range(out.shape[0]):
+            for d in range(out.shape[1]):
+                out[b, d] += partials[c, b, d]
+
+
+@kernel(parallel=True)
+def matvec(x, matrix, code, chunk, out):
+    num_out = matrix.shape[0]
+    batch, num = x.shape
+    for c in prange((num_out + chunk - 1) // chunk):
+        wide_rows = np.empty(num if batch > 1 and code != _F32 else 1, np.float32)
+        wide = wide_rows.ctypes.data
+        x_data = x.ctypes.data
+        for v in range(c * chunk, min((c + 1) * chunk, num_out)):
+            row = matrix.ctypes.data + v * matrix.shape[1]
+            row_code = code
+            if batch > 1 and code != _F32:
+                _unpack(code, row, wide, num)
+                row, row_code = wide, _F32
+            for b in range(batch):
+                out[b, v] = _dot(row_code, row, x_data + 4 * b * num, num)

@@ -1,0 +1,73 @@
+"""Threads of the host kernels.
+
+Owns the settings that must be in place before numba's threading layer loads. The lock makes one
+caller at a time the owner of the parallel regions: the ``workqueue`` layer aborts on two.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+# Read once by libgomp when it loads. Workers that spin after a region (its default) steal the cores of
+# XLA's own threads; a value that the user has set is left alone.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numba  # noqa: E402
+from numba.np.ufunc.parallel import threading_layer  # noqa: E402
+
+config: Any = numba.config  # pyright: ignore[reportPrivateImportUsage]
+if "NUMBA_THREADING_LAYER_PRIORITY" not in os.environ:
+    # TBB, where someone has installed it, is slower to enter a region than OpenMP; workqueue is always there.
+    config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
+owner = threading.RLock()
+_local = threading.local()
+
+
+def _allowed_cpus() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _siblings(cpu: int) -> str:
+    """Name the physical core of a logical one; a machine that does not tell has one thread per core."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _quota_cpus() -> float:
+    """Return the processors that a container's quota (cgroup v2) allows; infinity without one."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return float("inf")
+    return float("inf") if quota == "max" else int(quota) / int(period)
+
+
+def thread_count() -> int:
+    """Return the threads that the kernels use.
+
+    Returns:
+        The physical cores that affinity and container quota allow, at most ``NUMBA_NUM_THREADS``, at least 1.
+    """
+    cores = len({_siblings(cpu) for cpu in _allowed_cpus()})
+    return max(1, int(min(cores, _quota_cpus(), config.NUMBA_NUM_THREADS)))
+
+
+def start() -> str:
+    """Load the threading layer and give the calling thread its share of workers (numba counts per thread).
+
+    Returns:
+        The layer: "omp", "tbb" or "workqueue".
+    """
+    if not hasattr(_local, "layer"):
+        with owner:
+            numba.set_num_threads(thread_count())
+            _local.layer = threading_layer()
+    return _local.layer
