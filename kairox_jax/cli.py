@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import os
 import sys
 import traceback
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None, *, engine_api: Any | None = None) ->
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows ? instead of an error
     try:
-        with _one_line_warnings():
+        with _one_line_messages():
             return _dispatch(argv, engine_api)
     except KeyboardInterrupt:
         print("kairox: interrupted", file=sys.stderr)
@@ -116,14 +117,18 @@ def _report(text: str, status: int, debug: bool) -> int:
 
 
 @contextmanager
-def _one_line_warnings() -> Iterator[None]:
-    """Print warnings as one line, without the place in the source."""
+def _one_line_messages() -> Iterator[None]:
+    """Print warnings, and what the package logs, as one line each on standard error."""
     before = warnings.formatwarning
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("kairox: %(message)s"))
     warnings.formatwarning = lambda message, *_args, **_kwargs: f"kairox: warning: {message}\n"
+    logging.getLogger("kairox").addHandler(handler)
     try:
         yield
     finally:
         warnings.formatwarning = before
+        logging.getLogger("kairox").removeHandler(handler)
 
 
 def _version() -> str:

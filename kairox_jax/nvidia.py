@@ -7,6 +7,7 @@ before that.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import warnings
@@ -90,7 +91,8 @@ def limit_device_memory(
         )
     if environ.get(MEM_FRACTION) or environ.get(_OLD_MEM_FRACTION):
         return
-    fraction = f"{budget_bytes / total_bytes:.4f}"
+    # Rounded up: a pool a little below the budget would make the budget look too large.
+    fraction = f"{math.ceil(budget_bytes / total_bytes * 10_000) / 10_000:.4f}"
     if _jax_has_opened_devices():
         warnings.warn(
             "JAX has opened the GPU already, so its memory pool can no longer be held to "

@@ -37,6 +37,18 @@ class FakeStats:
 
 
 @dataclass
+class FakeResult:
+    text: str
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    finish_reason: str
+    stats: FakeStats
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "stats": None, **self.stats.to_json()}
+
+
+@dataclass
 class FakePlan:
     def table(self) -> str:
         return "dense weights  1.0 MB\nslots          2.0 MB"
@@ -81,14 +93,14 @@ class FakeEngine:
     def describe(self) -> str:
         return "fake device, everything in one place"
 
-    def stream(self, prompt: Any, config: Any, *, trace: Any = None) -> Iterator[Any]:
+    def stream(self, prompt: Any, config: Any, *, trace: Any = None, reuse: bool = False) -> Iterator[Any]:
         self.api.requests.append((prompt, config, trace))
         ids = self.tokenizer.encode(self.api.answer)[: config.max_tokens]
         for token in ids:
             time.sleep(self.api.delay_s)
             yield SimpleNamespace(text=chr(token), token_id=token, result=None)
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        result = SimpleNamespace(
+        result = FakeResult(
             text=self.tokenizer.decode(ids),
             prompt_token_ids=prompt_ids,
             token_ids=ids,

@@ -12,11 +12,15 @@ from test_cli_generate import ENV, FAKE, clean_environment  # noqa: F401
 from kairox_jax.cli import main
 
 
+class Lines(io.StringIO):
+    """Standard input."""
+
+
 @pytest.fixture
 def chat(capsys, monkeypatch):
     def run(lines: str, *words: str, api: FakeApi | None = None) -> tuple[int, str, str, FakeApi]:
         api = api or FakeApi(answer="yes")
-        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        monkeypatch.setattr(sys, "stdin", Lines(lines))
         status = main(["chat", *words], engine_api=api)
         out, err = capsys.readouterr()
         return status, out, err, api
@@ -81,7 +85,7 @@ def test_one_message_longer_than_the_context_gives_both_counts(chat):
 
 
 def test_a_person_may_correct_a_message_that_is_too_long(chat, monkeypatch):
-    monkeypatch.setattr(io.StringIO, "isatty", lambda self: True, raising=False)
+    monkeypatch.setattr("test_cli_chat.Lines.isatty", lambda self: True)
     lines = iter(["x" * 300, "short"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines, None) or (_ for _ in ()).throw(EOFError))
     status, out, err, api = chat("")

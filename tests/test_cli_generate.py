@@ -59,6 +59,7 @@ def test_json_is_one_object_and_nothing_else(capsys):
         "prompt_token_ids": [104, 105],
         "token_ids": [71, 114, 252],
         "finish_reason": "length",
+        "stats": None,
         "generated_tokens": 3,
         "hit_rate": 0.5,
         "predictor_recall": None,
@@ -70,13 +71,15 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
         "-m other.gguf -n 7 -c 99 -t 3 --temperature 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --seed 42".split()
     )
     words += "--stop A --stop B --ignore-eos --mode dense --policy static --vram-budget 6GiB".split()
+    words += "--sparsity folder".split()
     words += "--gpu-cache-neurons 5 --tam-beta 0.7 --tam-threshold 0.6 --tam-evict 0.2 --no-anb".split()
     trace = str(tmp_path / "trace.npz")
     status, _, _, api = generate(capsys, "-p", "hi", *words, "--trace-out", trace)
     assert status == 0
     model, settings = api.opened[0]
     placement = settings.pop("placement")
-    assert (model, settings) == ("other.gguf", {"mode": "dense", "context_length": 99, "threads": 3})
+    assert model == "other.gguf"
+    assert settings == {"mode": "dense", "context_length": 99, "threads": 3, "sparsity": "folder"}
     assert vars(placement) | {"max_moves": None} == {
         "vram_budget_bytes": 6 * 2**30,
         "gpu_cache_neurons": 5,
@@ -239,14 +242,19 @@ def test_dry_run_prints_the_plan(capsys):
     }
 
 
-def test_warnings_are_one_line():
-    script = "import warnings, cli_fake, kairox_jax.cli as c\n"
-    script += "class Api(cli_fake.FakeApi):\n    def Engine(self, *a, **k):\n"
-    script += "        warnings.warn('slow')\n        return super().Engine(*a, **k)\n"
-    script += "c.main(['generate', '-p', 'x'], engine_api=Api())"
+def test_warnings_and_log_lines_are_one_line():
+    script = """
+import logging, warnings, cli_fake, kairox_jax.cli
+class Api(cli_fake.FakeApi):
+    def Engine(self, *words, **settings):
+        warnings.warn("slow")
+        logging.getLogger("kairox").warning("no profile")
+        return super().Engine(*words, **settings)
+kairox_jax.cli.main(["generate", "-p", "x"], engine_api=Api())
+"""
     env = {**ENV, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[0] == "kairox: warning: slow"
+    assert done.stderr.splitlines()[:2] == ["kairox: warning: slow", "kairox: no profile"]
 
 
 def test_ctrl_c_keeps_the_text_and_says_how_far_it_got():

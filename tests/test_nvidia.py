@@ -25,6 +25,12 @@ def test_share_of_the_first_gpu(early):
     assert environ == {MEM_FRACTION: "0.6000"}
 
 
+def test_the_share_is_rounded_up(early):
+    environ: dict[str, str] = {}
+    limit_device_memory(3 * 10**9 + 1, gpus=[GPU], environ=environ)
+    assert environ == {MEM_FRACTION: "0.3001"}
+
+
 @pytest.mark.parametrize("name", [MEM_FRACTION, "XLA_PYTHON_CLIENT_MEM_FRACTION"])
 def test_the_users_own_setting_stays(early, name):
     environ = {name: "0.3"}

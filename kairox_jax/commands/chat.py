@@ -139,7 +139,7 @@ class Conversation:
             max_tokens=min(self._config.max_tokens, room),
             seed=self._config.seed + len(self._turns) // 2,
         )
-        shown = show(self._engine.stream(prompt, config), self._args)
+        shown = show(self._engine.stream(prompt, config, reuse=True), self._args)
         self._turns.append({"role": "assistant", "content": shown.text})
         if shown.result is not None:
             note(self._args, shown.result.stats.line())

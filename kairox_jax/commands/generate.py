@@ -98,7 +98,7 @@ def run(args: argparse.Namespace, engine_api: Any | None = None) -> int:
     try:
         if args.json:
             result = engine.generate(prompt, config, trace=args.trace_out)
-            print(json.dumps(as_json(result), allow_nan=False), flush=True)
+            print(json.dumps(result.to_json(), allow_nan=False), flush=True)
         else:
             result = show(engine.stream(prompt, config, trace=args.trace_out), args).result
         if result is None:
@@ -134,17 +134,6 @@ def read_prompt(args: argparse.Namespace) -> str:
     if not prompt:
         raise UsageError("the prompt is empty: give -p TEXT or -f FILE, or pipe it in")
     return prompt
-
-
-def as_json(result: Any) -> dict[str, Any]:
-    """The object that --json prints: the text and tokens, then the statistics."""
-    return {
-        "text": result.text,
-        "prompt_token_ids": [int(token) for token in result.prompt_token_ids],
-        "token_ids": [int(token) for token in result.token_ids],
-        "finish_reason": result.finish_reason,
-        **result.stats.to_json(),
-    }
 
 
 def _decode(data: bytes, source: str) -> str:

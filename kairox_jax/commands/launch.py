@@ -55,6 +55,7 @@ def start_engine(args: argparse.Namespace, engine_api: Any | None) -> Any:
         placement=placement,
         context_length=args.ctx_size,
         threads=args.threads,
+        sparsity=args.sparsity,
     )
     note(args, engine.describe())
     return engine

@@ -29,14 +29,14 @@ MODEL = (
         names=("-c", "--ctx-size"),
         metavar="N",
         convert=positive_number,
-        help="positions kept, prompt and answer together; the model's own limit where not given",
+        help="tokens of prompt and answer together; the model's own, at most 2048, where not given",
     ),
     Flag(
         dest="threads",
         names=("-t", "--threads"),
         metavar="N",
         convert=positive_number,
-        help="host threads; all cores where not given",
+        help="host threads; the physical cores where not given",
     ),
 )
 
@@ -48,6 +48,12 @@ PLACEMENT = (
         convert=_one_of_modes,
         default="exact",
         help="dense computes every neuron, exact only those that are active",
+    ),
+    Flag(
+        dest="sparsity",
+        names=("--sparsity",),
+        metavar="FOLDER",
+        help="thresholds and profile of the model; the shipped ones where not given",
     ),
     Flag(
         dest="policy",
