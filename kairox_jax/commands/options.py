@@ -1,0 +1,199 @@
+"""The flags that several subcommands share, and the configs that they make."""
+
+from __future__ import annotations
+
+import argparse
+
+from kairox_jax.commands.flags import Flag, number, positive_number, whole_number
+from kairox_jax.config import MODES, GenerationConfig, PlacementConfig, parse_bytes
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def _one_of_modes(text: str) -> str:
+    if text not in MODES:
+        raise ValueError(f"{text!r} is not one of {', '.join(MODES)}")
+    return text
+
+
+MODEL = (
+    Flag(
+        dest="model",
+        names=("-m", "--model"),
+        metavar="MODEL",
+        default=DEFAULT_MODEL,
+        help="a name for 'kairox pull', a GGUF file, or a Hugging Face repository",
+    ),
+    Flag(
+        dest="ctx_size",
+        names=("-c", "--ctx-size"),
+        metavar="N",
+        convert=positive_number,
+        help="positions kept, prompt and answer together; the model's own limit where not given",
+    ),
+    Flag(
+        dest="threads",
+        names=("-t", "--threads"),
+        metavar="N",
+        convert=positive_number,
+        help="host threads; all cores where not given",
+    ),
+)
+
+PLACEMENT = (
+    Flag(
+        dest="mode",
+        names=("--mode",),
+        metavar="|".join(MODES),
+        convert=_one_of_modes,
+        default="exact",
+        help="dense computes every neuron, exact only those that are active",
+    ),
+    Flag(
+        dest="policy",
+        names=("--policy",),
+        metavar="NAME",
+        default=PlacementConfig.policy,
+        help="how neurons are placed: guide moves them by momentum, static leaves them",
+    ),
+    Flag(
+        dest="vram_budget",
+        names=("--vram-budget",),
+        metavar="SIZE",
+        convert=parse_bytes,
+        help="device memory for everything, such as 6GB or 512MiB; what is free where not given",
+    ),
+    Flag(
+        dest="gpu_cache_neurons",
+        names=("--gpu-cache-neurons",),
+        metavar="N",
+        convert=whole_number,
+        help="slots a layer; what the budget leaves where not given",
+    ),
+    Flag(
+        dest="tam_beta",
+        names=("--tam-beta",),
+        metavar="X",
+        convert=number,
+        default=PlacementConfig.tam_beta,
+        help="momentum that a neuron keeps at each step",
+    ),
+    Flag(
+        dest="tam_threshold",
+        names=("--tam-threshold",),
+        metavar="X",
+        convert=number,
+        default=PlacementConfig.tam_threshold,
+        help="momentum from which a neuron is promoted",
+    ),
+    Flag(
+        dest="tam_evict",
+        names=("--tam-evict",),
+        metavar="X",
+        convert=number,
+        default=PlacementConfig.tam_evict,
+        help="momentum under which a resident neuron is evicted",
+    ),
+    Flag(
+        dest="anb_enable",
+        names=("--anb-enable",),
+        off_names=("--no-anb",),
+        default=PlacementConfig.anb_enable,
+        help="let measured times move the promotion threshold",
+    ),
+)
+
+SAMPLING = (
+    Flag(
+        dest="temperature",
+        names=("--temperature", "--temp"),
+        metavar="X",
+        convert=number,
+        default=GenerationConfig.temperature,
+        help="0 takes the most probable token",
+    ),
+    Flag(
+        dest="top_k",
+        names=("--top-k",),
+        metavar="N",
+        convert=whole_number,
+        default=GenerationConfig.top_k,
+        help="keep the N most probable tokens; 0 keeps all",
+    ),
+    Flag(
+        dest="top_p",
+        names=("--top-p",),
+        metavar="X",
+        convert=number,
+        default=GenerationConfig.top_p,
+        help="keep the smallest set whose probability reaches X; 1 keeps all",
+    ),
+    Flag(
+        dest="min_p",
+        names=("--min-p",),
+        metavar="X",
+        convert=number,
+        default=GenerationConfig.min_p,
+        help="keep tokens of at least X times the best one's probability; 0 keeps all",
+    ),
+    Flag(
+        dest="seed",
+        names=("--seed",),
+        metavar="N",
+        convert=whole_number,
+        default=GenerationConfig.seed,
+        help="the same seed gives the same tokens",
+    ),
+    Flag(
+        dest="stop",
+        names=("--stop",),
+        metavar="TEXT",
+        repeat=True,
+        default=(),
+        help="end before this text; may be given several times",
+    ),
+)
+
+OUTPUT = (
+    Flag(dest="quiet", names=("--quiet",), help="no lines about placement and speed on standard error"),
+    Flag(dest="debug", names=("--debug",), help="show the traceback of an error"),
+)
+
+
+def max_tokens_flag(default: int) -> Flag:
+    """The flag -n, with a subcommand's own default."""
+    return Flag(
+        dest="max_tokens",
+        names=("-n", "--max-tokens", "--n-predict"),
+        metavar="N",
+        convert=whole_number,
+        default=default,
+        help="the most new tokens",
+    )
+
+
+def placement_config(args: argparse.Namespace) -> PlacementConfig:
+    """Make the placement's config from resolved flags."""
+    return PlacementConfig(
+        vram_budget_bytes=args.vram_budget,
+        gpu_cache_neurons=args.gpu_cache_neurons,
+        policy=args.policy,
+        tam_beta=args.tam_beta,
+        tam_threshold=args.tam_threshold,
+        tam_evict=args.tam_evict,
+        anb_enable=args.anb_enable,
+    )
+
+
+def generation_config(args: argparse.Namespace, *, ignore_eos: bool = False) -> GenerationConfig:
+    """Make the generation's config from resolved flags."""
+    return GenerationConfig(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        seed=args.seed,
+        stop=args.stop,
+        ignore_eos=ignore_eos,
+    )
