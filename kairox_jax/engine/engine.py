@@ -136,3 +136,194 @@ class Engine:
             max_moves=placement.max_moves,
             implementation=self.implementation,
         )
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        config: GenerationConfig | None = None,
+        *,
+        trace: str | Path | None = None,
+        reuse: bool = False,
+    ) -> GenerationResult:
+        """Generate and return everything at once; see ``stream``."""
+        result = None
+        for chunk in self.stream(prompt, config, trace=trace, reuse=reuse):
+            result = chunk.result
+        assert result is not None
+        return result
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        config: GenerationConfig | None = None,
+        *,
+        trace: str | Path | None = None,
+        reuse: bool = False,
+    ) -> Iterator[Chunk]:
+        """Generate and yield text as it comes.
+
+        Args:
+            prompt: a text, or token ids.
+            config: how to choose tokens and when to stop.
+            trace: write the activations of each decode step to this file (not in ``dense`` mode).
+            reuse: keep the common beginning of this prompt and the last sequence in the cache.
+
+        Yields:
+            Pieces of text that are whole characters and no part of a stop text; the last chunk has the result.
+
+        Raises:
+            ValueError: an empty prompt, one that does not fit the context, or a trace in ``dense`` mode.
+        """
+        config = GenerationConfig() if config is None else config
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        self._check_prompt(ids)
+        recorder = None
+        if trace is not None:
+            if self._hybrid is None:
+                raise ValueError("--trace-out needs the active neurons, which --mode dense does not tell: use exact")
+            recorder = TraceRecorder(self.config.num_layers, self.config.num_neurons)
+        return self._run(ids, config, trace, recorder, reuse)
+
+    def describe(self) -> str:
+        """Return one line: the device, and what runs where."""
+        device = f"device {self.device.platform}:{self.device.device_kind}"
+        if self.device.platform == "cpu":
+            device = "no accelerator found: JAX's CPU backend is the device"
+        if self._hybrid is None:
+            return f"{device} | dense: all {self.config.num_neurons} neurons a layer on the device"
+        return (
+            f"{device} | attention and output: {self._hybrid.dense.name} | {self.plan.slots_per_layer} of "
+            f"{self.config.num_neurons} neurons a layer in device slots ({self.implementation} kernels), the active "
+            f"rest on the host ({self.threads} threads) | policy {self.policy_name}"
+        )
+
+    def close(self) -> None:
+        """Stop background work and drop the model."""
+        if self._hybrid is not None:
+            self._hybrid.close()
+        self._hybrid = self._whole = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _check_prompt(self, ids: list[int]) -> None:
+        if not ids:
+            raise ValueError("the prompt has no tokens: give at least one character")
+        if len(ids) >= self.context_length:
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens, the context holds {self.context_length} and needs one for the "
+                f"answer: shorten the prompt or raise --ctx-size (this model takes up to {self.config.context_length})"
+            )
+        wrong = [i for i in ids if not 0 <= i < self.config.vocab_size]
+        if wrong:
+            raise ValueError(f"token id {wrong[0]} is outside the vocabulary 0..{self.config.vocab_size - 1}")
+
+    def _run(
+        self,
+        ids: list[int],
+        config: GenerationConfig,
+        trace: str | Path | None,
+        recorder: TraceRecorder | None,
+        reuse: bool,
+    ) -> Iterator[Chunk]:
+        stats = Statistics(
+            device=f"{self.device.platform}:{self.device.device_kind}",
+            mode=self.mode,
+            policy=self.policy_name,
+            budget=self.plan.to_json(),
+            prompt_tokens=len(ids),
+        )
+        begin = perf_counter()
+        logits = self._prefill(ids, self._common(ids) if reuse else 0)
+        stats.prefill_s = perf_counter() - begin
+        rng, text = make_rng(config.seed), TextStream(self.tokenizer.token_bytes, config.stop)
+        tokens: list[int] = []
+        room = min(config.max_tokens, self.context_length - len(ids))
+        finish = "length"
+        begin = perf_counter()
+        while len(tokens) < room:
+            token = sample(logits, config, rng)
+            if token in self.tokenizer.eos_ids and not config.ignore_eos:
+                finish = "stop"
+                break
+            tokens.append(token)
+            piece = text.push(token)
+            if text.stopped:
+                finish = "stop"
+            stats.decode_s += perf_counter() - begin
+            yield Chunk(text=piece, token_id=token)
+            begin = perf_counter()
+            if text.stopped or len(tokens) == room:
+                break
+            logits = self._step(token, len(ids) + len(tokens) - 1, stats, recorder)
+        stats.decode_s += perf_counter() - begin
+        stats.generated_tokens = len(tokens)
+        self._finish(stats, trace, recorder)
+        rest = text.flush()
+        result = GenerationResult(
+            text=text.text, prompt_token_ids=ids, token_ids=tokens, finish_reason=finish, stats=stats
+        )
+        yield Chunk(text=rest, result=result)
+
+    def _common(self, ids: list[int]) -> int:
+        """Return how many first tokens are in the cache already; the last one is always computed anew."""
+        same = 0
+        for old, new in zip(self._cached, ids[:-1], strict=False):
+            if old != new:
+                break
+            same += 1
+        return same
+
+    def _prefill(self, ids: list[int], start: int) -> Float[np.ndarray, " V"]:
+        self._cached = []  # an interrupted prefill leaves nothing that counts
+        new = np.asarray(ids[start:], np.int32)
+        if self._whole is not None:
+            logits = self._whole.prefill(new, start)
+        else:
+            assert self._hybrid is not None
+            logits = self._hybrid.prefill_logits(new, start)
+        self._cached = list(ids)
+        return logits
+
+    def _step(
+        self, token: int, position: int, stats: Statistics, recorder: TraceRecorder | None
+    ) -> Float[np.ndarray, " V"]:
+        if self._whole is not None:
+            logits = self._whole.step(token, position)
+        else:
+            assert self._hybrid is not None
+            batch, counts = self._hybrid.step(np.array([token], np.int32), np.array([position], np.int32))
+            logits = batch[0]
+            stats.add_step(counts)
+            if recorder is not None:
+                recorder.add(counts.active, token)
+        stats.decode_steps += 1
+        self._cached = [*self._cached[:position], token]
+        return logits
+
+    def _finish(self, stats: Statistics, trace: str | Path | None, recorder: TraceRecorder | None) -> None:
+        if self._hybrid is not None:
+            stats.resident = self._hybrid.num_resident
+        if recorder is not None and trace is not None:
+            recorder.write(trace)
+
+
+def plan_only(
+    model: str | Path,
+    *,
+    mode: str = "exact",
+    placement: PlacementConfig | None = None,
+    context_length: int | None = None,
+) -> BudgetPlan:
+    """Plan the memory of a model without reading its weights; see ``Engine`` for arguments and errors."""
+    checkpoint = open_checkpoint(model)
+    return make_plan(
+        checkpoint.config,
+        mode=mode,
+        placement=PlacementConfig() if placement is None else placement,
+        context_length=resolve_context(checkpoint.config, context_length),
+        device=jax.devices()[0],
+    )

@@ -1,0 +1,120 @@
+"""``gather_gate_up`` as one Pallas-Triton kernel: reads the rows of active slots, and nothing else.
+
+Padding, holes and, for rules that the first product decides, the up rows of inactive slots cause no traffic.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from pallas_kernels import tiles as t
+from pallas_kernels.rules import first_is_active, rule_value
+from pallas_kernels.slots import as_list
+
+
+def gather_gate_up(
+    x: jax.Array,
+    gate: jax.Array | None,
+    up: jax.Array,
+    *,
+    slots: jax.Array | None,
+    n: jax.Array | None,
+    valid: jax.Array | None,
+    rule: str,
+    threshold: jax.Array,
+    biases: tuple[jax.Array | None, jax.Array] | None,
+    interpret: bool = False,
+    tiles: t.Tiles | None = None,
+) -> jax.Array:
+    """Return float32 [B, K]; arguments as in ``api.gather_gate_up``, checked there."""
+    if tiles is None:  # eight rows of sums beside a float32 tile of 256 columns spill registers
+        tiles = t.Tiles(block_d=256 if x.shape[0] <= 4 else 128)
+    slots, n = as_list(slots, n, valid)
+    gate_bias, up_bias = (None, None) if biases is None else biases
+    operands = {
+        "x": x,
+        "gate": gate,
+        "up": up,
+        "gate_bias": gate_bias,
+        "up_bias": up_bias,
+        "slots": slots,
+        "n": n.reshape(1),
+        "threshold": threshold.reshape(1),
+    }
+    names = tuple(name for name, operand in operands.items() if operand is not None)
+    kernel = functools.partial(
+        _kernel,
+        names=names,
+        rule=rule,
+        block_k=tiles.block_k,
+        block_d=t.block_columns(x.shape[1], tiles.block_d),
+    )
+    return pl.pallas_call(
+        kernel,
+        grid=(pl.cdiv(slots.shape[0], tiles.block_k),),
+        out_shape=jax.ShapeDtypeStruct((x.shape[0], slots.shape[0]), jnp.float32),
+        in_specs=[t.ANY] * len(names),
+        out_specs=t.ANY,
+        compiler_params=None if interpret else tiles.compiler_params(),
+        interpret=interpret,
+        name=f"gather_gate_up_{rule}",
+    )(*(operands[name] for name in names))
+
+
+def _kernel(*refs, names: tuple[str, ...], rule: str, block_k: int, block_d: int) -> None:
+    ref = dict(zip(names, refs[:-1], strict=True))
+    out_ref = refs[-1]
+    batch, num_listed = out_ref.shape
+    position = pl.program_id(0) * block_k + jnp.arange(block_k, dtype=jnp.int32)  # [block_k]
+    listed = position < jnp.minimum(ref["n"][0], num_listed)
+    rows = plt.load(ref["slots"].at[position], mask=listed, other=-1)
+    live = (rows >= 0) & (rows < ref["up"].shape[0])
+    rows = jnp.where(live, rows, 0)
+    threshold = ref["threshold"][0]
+
+    def products(name: str, needed: jax.Array) -> tuple[jax.Array, ...]:
+        sums = _dots(ref["x"], ref[name], rows, needed, block_d)
+        if f"{name}_bias" not in ref:
+            return sums
+        bias = plt.load(ref[f"{name}_bias"].at[rows], mask=needed, other=0).astype(jnp.float32)
+        return tuple(total + bias for total in sums)
+
+    if "gate" in ref:
+        gates: tuple[jax.Array | None, ...] = products("gate", live)
+        needed = _any_row_active(rule, gates, threshold, live)
+    else:
+        gates, needed = (None,) * batch, live
+    ups = products("up", needed)
+    for b in range(batch):
+        value = jnp.where(live, rule_value(rule, gates[b], ups[b], threshold), 0.0)
+        plt.store(out_ref.at[b, position], value, mask=position < num_listed)
+
+
+def _any_row_active(rule, gates, threshold: jax.Array, live: jax.Array) -> jax.Array:
+    """Mask the slots that are active in at least one row of the batch; the rest needs no up product."""
+    active = [first_is_active(rule, gate, threshold) for gate in gates]
+    decided = [mask for mask in active if mask is not None]
+    return live & functools.reduce(jnp.logical_or, decided) if decided else live
+
+
+def _dots(x_ref, w_ref, rows: jax.Array, needed: jax.Array, block_d: int) -> tuple[jax.Array, ...]:
+    """Return, for each row of x, the products with the needed rows of w (block_k each, 0 for the others)."""
+    batch, d = x_ref.shape
+
+    def body(i, sums):
+        cols = i * block_d + jnp.arange(block_d, dtype=jnp.int32)
+        col_mask = t.column_mask(cols, d, block_d)
+        tile = t.load_rows(w_ref, rows, cols, needed, col_mask)  # [block_k, block_d]
+        return tuple(
+            total + jnp.sum(tile * t.load_vector(x_ref, b, cols, col_mask)[None, :], axis=1)
+            for b, total in enumerate(sums)
+        )
+
+    trips = t.any_true(needed) * pl.cdiv(d, block_d)  # a block without work costs no traffic
+    zeros = jnp.zeros(rows.shape, jnp.float32)
+    return jax.lax.fori_loop(0, trips, body, (zeros,) * batch)

@@ -1,0 +1,90 @@
+"""NumPy float64 answers, the table of tolerances and the implementations that every suite runs over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+# ||out - oracle|| / ||oracle||. Weights are rounded to the dtype before the oracle sees them, and all sums
+# are float32, so the narrow dtypes need no more room.
+TOLERANCES = {"float32": 2e-6, "bfloat16": 2e-6, "float16": 2e-6}
+NARROW = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "uint8": np.uint8}
+HAS_GPU = jax.default_backend() == "gpu"
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="jax.default_backend() is not 'gpu'")]
+IMPLEMENTATIONS = [
+    pytest.param({"implementation": "xla"}, id="xla"),
+    pytest.param({"implementation": "pallas", "interpret": True}, id="pallas-interpret"),
+    pytest.param({"implementation": "pallas"}, id="pallas-gpu", marks=on_gpu),
+]
+
+
+def jit(function: Callable) -> Callable:
+    """Jit for a single call: interpreted kernels are large programs, so optimise little."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def relative_error(out, oracle: np.ndarray) -> float:
+    """Return ||out - oracle|| / ||oracle||; where the oracle is all zeros, ||out||. NaN stays NaN."""
+    difference = np.linalg.norm(np.asarray(out, np.float64) - oracle)
+    norm = np.linalg.norm(oracle)
+    return float(difference / norm if norm else difference)
+
+
+def narrow(array: np.ndarray | None, dtype: str) -> np.ndarray | None:
+    """Round an array to a dtype of the kernels."""
+    return None if array is None else array.astype(NARROW[dtype])
+
+
+def products(x: np.ndarray, w: np.ndarray | None, bias: np.ndarray | None) -> np.ndarray | None:
+    """Return x @ w.T + bias in float64, [B, C]."""
+    if w is None:
+        return None
+    out = x.astype(np.float64) @ w.astype(np.float64).T
+    return out if bias is None else out + bias.astype(np.float64)
+
+
+def scores_of(rule: str, g: np.ndarray | None, u: np.ndarray) -> np.ndarray:
+    """Return what the rule compares with its threshold."""
+    first = u if g is None else g
+    if rule != "silu":
+        return first
+    return np.abs(first / (1 + np.exp(-first)) * (1.0 if g is None else u))
+
+
+def gate_up(inputs: dict, rule: str, threshold: float) -> np.ndarray:
+    """Return float64 [B, K], neuron by neuron."""
+    g = products(inputs["x"], inputs["gate"], inputs["gate_bias"])
+    u = products(inputs["x"], inputs["up"], inputs["up_bias"])
+    assert u is not None
+    values = np.zeros((len(u), len(inputs["slots"])))
+    for b in range(len(u)):
+        for k, slot in enumerate(inputs["slots"][: inputs["n"]]):
+            if 0 <= slot < u.shape[1]:
+                values[b, k] = one_value(rule, None if g is None else g[b, slot], u[b, slot], threshold)
+    return values
+
+
+def one_value(rule: str, g: float | None, u: float, threshold: float) -> float:
+    """Return the value of one neuron from its products."""
+    first, second = (u, 1.0) if g is None else (g, u)
+    if rule == "silu":
+        z = first / (1 + np.exp(-first)) * second
+        return z if abs(z) > threshold else 0.0
+    if rule == "fatrelu":
+        return first * second if first > threshold else 0.0
+    if first <= 0:
+        return 0.0
+    return {"relu": first * second, "relu2": first**2 * second, "drelu": first * max(u, 0.0)}[rule]
+
+
+def down_sum(values: np.ndarray, down: np.ndarray, slots: np.ndarray, n: int) -> np.ndarray:
+    """Return float64 [B, D], row by row."""
+    out = np.zeros((len(values), down.shape[1]))
+    for k, slot in enumerate(slots[:n]):
+        if 0 <= slot < len(down):
+            out += np.outer(values[:, k].astype(np.float64), down[slot].astype(np.float64))
+    return out
