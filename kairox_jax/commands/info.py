@@ -51,10 +51,10 @@ def collect(name: str) -> dict[str, Any]:
         name: whatever ``kairox_jax.io.resolve_model`` takes.
 
     Returns:
-        The fields of ModelConfig, and ``path``, ``licence``, ``num_bytes``, ``num_weights``, ``tensors``
-        (type -> count and bytes), ``chat_template`` and ``thresholds`` (whether there are any).
+        The fields of ModelConfig, and ``name``, ``path``, ``licence``, ``num_bytes``, ``tensors`` (type ->
+        count and bytes), ``chat_template`` (whether there is one) and ``sparsity`` (None where none).
     """
-    from kairox_jax.io import REGISTRY, open_checkpoint
+    from kairox_jax.io import REGISTRY, open_checkpoint, shipped_sparsity
     from kairox_jax.io.gguf_file import GgufFile
 
     checkpoint = open_checkpoint(name)
@@ -70,6 +70,7 @@ def collect(name: str) -> dict[str, Any]:
         "licence": REGISTRY[name].licence if name in REGISTRY else file.fields.get("general.license"),
         "num_bytes": checkpoint.num_bytes,
         "tensors": tensors,
+        "sparsity": None if (sparsity := shipped_sparsity(checkpoint)) is None else _outline(sparsity),
         "chat_template": checkpoint.chat_template is not None,
         **asdict(checkpoint.config),
     }
@@ -89,6 +90,7 @@ def report(facts: dict[str, Any]) -> Iterable[str]:
         "family": facts["family"],
         "layers": f"{facts['num_layers']} of width {facts['d_model']}",
         "ffn": f"{facts['num_neurons']} neurons a layer, {activation}",
+        "sparsity": _sparsity_line(facts),
         "attention": heads,
         "vocabulary": f"{facts['vocab_size']} tokens{tied}",
         "context": f"{facts['context_length']} tokens",
@@ -98,3 +100,26 @@ def report(facts: dict[str, Any]) -> Iterable[str]:
     yield from (f"{name:<12}{value}" for name, value in rows.items())
     for name, of_type in sorted(facts["tensors"].items(), key=lambda item: -item[1]["bytes"]):
         yield f"{'':<12}{name:<6}{of_type['count']:>5} tensors {of_type['bytes'] / 1e6:>10.1f} MB"
+
+
+def _outline(sparsity: Any) -> dict[str, Any]:
+    """Thresholds' range, and the mean share of active neurons where there is a profile."""
+    frequency = sparsity.frequency
+    return {
+        "least_threshold": float(sparsity.thresholds.min()),
+        "largest_threshold": float(sparsity.thresholds.max()),
+        "active_frac": None if frequency is None else float(frequency.mean()),
+    }
+
+
+def _sparsity_line(facts: dict[str, Any]) -> str:
+    found = facts["sparsity"]
+    if found is not None:
+        active = found["active_frac"]
+        share = "" if active is None else f"; {active:.0%} of the neurons active in calibration"
+        return (
+            f"thresholds shipped, {found['least_threshold']:.3g} to {found['largest_threshold']:.3g}{share}"
+        )
+    if facts["activation"] == "silu":
+        return "no thresholds: use --mode dense, or make them with 'python -m training.thresholds'"
+    return f"needs no thresholds: {facts['activation']} is exactly zero for inactive neurons"
