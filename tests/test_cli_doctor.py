@@ -256,3 +256,37 @@ def test_this_machine(capsys):
     assert found["python"]["value"] == platform.python_version()
     assert found["jax"]["value"] == sys.modules["jax"].__version__
     assert all(check["remedy"] for check in found.values() if check["status"] != "ok")
+
+
+def test_packages(monkeypatch):
+    versions = {"jax": "0.11.0", "jaxlib": "0.12.0", "flax": "0.12.8", "numpy": "2.2", "numba": "0.62"}
+    monkeypatch.setattr(checks, "installed", versions.get)
+    found = {check.name: check for check in checks.check_packages()}
+    assert found["jax"].status == "broken" and '"jax>=0.10.2' in found["jax"].remedy
+    assert found["jaxlib"].status == found["numpy"].status == found["python"].status == "ok"
+    assert found["gguf"].status == "broken" and found["gguf"].remedy == "pip install kairox-jax"
+
+
+def test_an_old_python_is_broken(monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 10, 1))
+    (check, *_) = checks.check_packages()
+    assert check.status == "broken" and "3.11" in check.remedy
+
+
+def test_little_memory_and_numa_are_noted(root):
+    folder = root(
+        proc__meminfo="MemTotal: 4000000 kB\nMemAvailable: 1000000 kB",
+        sys__devices__system__node__node0__cpulist="0-3",
+        sys__devices__system__node__node1__cpulist="4-7",
+    )
+    found = {check.name: check for check in checks.check_host(folder)}
+    assert found["memory"].status == "note" and "1.5 GB" in found["memory"].remedy
+    assert found["numa"].status == "note" and "node1: cpus 4-7" in found["numa"].value
+
+
+def test_a_containers_cpu_limit_is_noted(root):
+    folder = root(proc__cpuinfo=cpuinfo("avx avx2 fma"))
+    (folder / "sys/fs/cgroup").mkdir(parents=True)
+    (folder / "sys/fs/cgroup/cpu.max").write_text("50000 100000\n")
+    found = {check.name: check for check in checks.check_host(folder)}
+    assert found["threads"].status == "note" and found["threads"].remedy.endswith("pass -t 1")
