@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from kairox_jax.config import GenerationConfig, PlacementConfig
 from kairox_jax.engine.dense_part import DeviceDense
+from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.hybrid import Hybrid
 from kairox_jax.engine.loading import (
     build_policy,
@@ -107,7 +108,7 @@ class Engine:
             config, mode=mode, placement=placement, context_length=self.context_length, device=self.device
         )
         self.mode = mode
-        self.threads = thread_count(threads)
+        self.threads = thread_count()
         self.tokenizer = checkpoint.tokenizer()
         self.chat_template = checkpoint.chat_template
         self._whole: Whole | None = None
@@ -124,10 +125,11 @@ class Engine:
             logger.warning("no activation profile for this model: slots start with the first neurons of each layer")
         self.policy_name = placement.policy
         policy = build_policy(placement, has_prior=prior is not None)
+        dense_part = HostDense if self.device.platform == "cpu" else DeviceDense
         self.implementation = resolve_implementation("auto", self.device.platform)
         self._hybrid = Hybrid(
             load_store(checkpoint),
-            DeviceDense(checkpoint, batch=1, context_length=self.context_length),
+            dense_part(checkpoint, batch=1, context_length=self.context_length),
             config=config,
             thresholds=thresholds,
             policy=policy,
@@ -181,7 +183,7 @@ class Engine:
         if trace is not None:
             if self._hybrid is None:
                 raise ValueError("--trace-out needs the active neurons, which --mode dense does not tell: use exact")
-            recorder = TraceRecorder(self.config.num_layers, self.config.num_neurons)
+            recorder = TraceRecorder({"policy": self.policy_name, "prompt_tokens": len(ids)})
         return self._run(ids, config, trace, recorder, reuse)
 
     def describe(self) -> str:
@@ -299,7 +301,7 @@ class Engine:
             logits = batch[0]
             stats.add_step(counts)
             if recorder is not None:
-                recorder.add(counts.active, token)
+                recorder.add_step(counts.active, token)
         stats.decode_steps += 1
         self._cached = [*self._cached[:position], token]
         return logits

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from kairox_jax.balancing import Costs, Policy, Shape, Times, initial_residents
 from kairox_jax.config import ModelConfig
 from kairox_jax.engine.dense_part import DeviceDense
+from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.migrate import Migrator, MoveCounts
 from kairox_jax.engine.prefill import Prefill
 from kairox_jax.engine.programs import resident_program
@@ -54,7 +55,7 @@ class Hybrid:
     def __init__(
         self,
         store: NeuronStore,
-        dense: DeviceDense,
+        dense: DeviceDense | HostDense,
         *,
         config: ModelConfig,
         thresholds: Float[np.ndarray, " L"],
@@ -125,6 +126,16 @@ class Hybrid:
         self._plan_moves(active, times)
         hits = active.sum(axis=1) - residual
         return logits, StepCounts(active=active, hits=hits, residual=residual, times=times, moves=moves)
+
+    def prefill_logits(self, ids: Int[np.ndarray, " T"], start: int) -> Float[np.ndarray, " V"]:
+        """Run a prompt's tokens from position ``start`` and return the logits after the last one."""
+        x = np.asarray(self.prefill(ids, start))
+        return self.dense.logits(x, self._zero, self._zero)[0]
+
+    @property
+    def num_resident(self) -> int:
+        """Neurons whose record is on the device, all layers."""
+        return sum(int(valid.sum()) for valid in self._valid)
 
     def settle(self) -> None:
         """Wait for every promotion on the way and commit it (tests, and the end of a run)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ class DensePart(Protocol):
     attention: list[Leaves]
     ffn_norms: list[Array]
 
-    def embed(self, ids: Int[np.ndarray, "B T"]) -> Array:
+    def embed(self, ids: Int[np.ndarray, "B T"]) -> Any:
         """Return the embedding of token ids."""
         ...
 

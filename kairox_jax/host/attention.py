@@ -7,14 +7,17 @@ threads, these kernels read packed weights in one pass.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from numba import prange
 
-from kairox_jax.host import threads
+from kairox_jax.config import ModelConfig
+from kairox_jax.host import rows, threads
 from kairox_jax.host.compile import kernel
 from kairox_jax.host.loops import _dot as dot_row
+from kairox_jax.quant import PackedRows
 
 ROWS_PER_CHUNK = 48
 
@@ -114,3 +117,73 @@ def _front(
         for d in range(x.shape[1]):
             x[b, d] += h[b, d]
     _rms_norm(x, ffn_norm, eps, h)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionWeights:
+    """One layer's attention, as the host kernels read it.
+
+    Attributes:
+        norm, ffn_norm: float32 [D], scales in front of attention and FFN.
+        wqkv: packed rows of query, key and value heads, [(N + 2K) H, D].
+        wo: packed rows [D, N H].
+    """
+
+    norm: Float[np.ndarray, " D"]
+    ffn_norm: Float[np.ndarray, " D"]
+    wqkv: PackedRows
+    wo: PackedRows
+
+
+class HostAttention:
+    """Runs attention blocks of single tokens, with scratch that is shared by all layers.
+
+    Args:
+        config: sizes of the model.
+        batch: B, sequences in a step.
+        length: S, positions of a cache.
+    """
+
+    def __init__(self, config: ModelConfig, *, batch: int, length: int) -> None:
+        self.config, self.batch = config, batch
+        heads = config.num_heads + 2 * config.num_kv_heads
+        self._qkv = np.empty((batch, heads * config.head_dim), np.float32)
+        self._mixed = np.empty((batch, config.num_heads * config.head_dim), np.float32)
+        self._scores = np.empty((batch * config.num_heads, length), np.float32)
+        self._h = np.empty((batch, config.d_model), np.float32)
+
+    def front(
+        self,
+        weights: AttentionWeights,
+        x: Float[np.ndarray, "B D"],
+        keys: Float[np.ndarray, "B K S H"],
+        values: Float[np.ndarray, "B K S H"],
+        positions: Int[np.ndarray, " B"],
+        cos: Float[np.ndarray, "B H/2"],
+        sin: Float[np.ndarray, "B H/2"],
+    ) -> Float[np.ndarray, "B D"]:
+        """Attend at one new position of each sequence.
+
+        Args:
+            weights: of the layer.
+            x: residual stream, updated in place.
+            keys, values: the layer's cache, updated in place.
+            positions: of the new tokens, int32 [B], inside the cache.
+            cos, sin: of the rotary angles at these positions.
+
+        Returns:
+            The FFN's normalised input [B, D]; overwritten by the next call.
+        """
+        with threads.owner:
+            threads.start()
+            _front(
+                x, weights.norm, weights.ffn_norm, np.float32(self.config.norm_eps),
+                weights.wqkv.data, rows.CODES[weights.wqkv.format], weights.wo.data, rows.CODES[weights.wo.format],
+                cos, sin, keys, values, positions, self._h, self._qkv, self._mixed, self._scores,
+            )  # fmt: skip
+        return self._h
+
+
+def host_norm(x: Float[np.ndarray, "B D"], scale: Float[np.ndarray, " D"], eps: float) -> Float[np.ndarray, "B D"]:
+    """Divide by the root mean square over D and scale; float32 [B, D]."""
+    return x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps)) * scale

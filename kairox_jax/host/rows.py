@@ -32,6 +32,11 @@ F32, Q8_0 = range(2)
 CODES = {"f32": F32, "q8_0": Q8_0}
 
 
+def host_formats() -> tuple[str, ...]:
+    """Return the formats that the host kernels read."""
+    return tuple(CODES)
+
+
 def _load(b: Any, address: Any, offset: int, kind: ir.Type) -> Any:
     pointer = b.inttoptr(b.add(address, ir.Constant(I64, offset)), kind.as_pointer())
     value = b.load(pointer)

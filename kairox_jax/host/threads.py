@@ -11,9 +11,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# Read once by libgomp when it loads. Workers that spin after a region (its default) steal the cores of
-# XLA's own threads; a value that the user has set is left alone.
+# Read once by libgomp when it loads; values that the user has set are left alone. Workers that spin without end
+# after a region (its default) steal the cores of XLA's own threads; workers that sleep at once must be woken for
+# the next region, about 0.1 ms later. A short spin bridges the gap between two regions of one layer: the attention
+# blocks of a 135M model took 4.7 ms a token instead of 11.2 on two cores (7.5 with endless spinning).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import numba  # noqa: E402
 from numba.np.ufunc.parallel import threading_layer  # noqa: E402

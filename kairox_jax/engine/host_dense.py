@@ -1,0 +1,109 @@
+"""The dense part of a decode step in the host's kernels, for machines whose JAX device is the CPU itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from kairox_jax.engine.programs import cache_length, split_module
+from kairox_jax.host import AttentionWeights, HostAttention, host_formats, host_norm, matvec
+from kairox_jax.io import Checkpoint
+from kairox_jax.models import KVCache, load_attention, rotary_frequencies
+from kairox_jax.quant import PackedRows
+
+
+def packed_or_float(checkpoint: Checkpoint, name: str) -> PackedRows:
+    """Return a matrix in the file's own rows where the kernels read them, else in float32."""
+    packed = checkpoint.packed(name)
+    if packed is not None and packed.format in host_formats():
+        return packed
+    return PackedRows(data=checkpoint.tensor(name).view(np.uint8), format="f32")
+
+
+def stacked(parts: list[PackedRows]) -> PackedRows:
+    """Put the rows of several matrices under each other; in float32 where their formats differ."""
+    formats = {part.format for part in parts}
+    if len(formats) == 1:
+        return PackedRows(data=np.concatenate([part.data for part in parts]), format=formats.pop())
+    whole = np.concatenate([part.dequantize() for part in parts])
+    return PackedRows(data=whole.view(np.uint8), format="f32")
+
+
+class HostDense:
+    """Weights, cache and kernels of everything but the neurons, on the host.
+
+    The prefill still runs attention as a JAX program: it needs the same weights in float32.
+
+    Args:
+        checkpoint: an open checkpoint.
+        batch: B, sequences in a step.
+        context_length: the most positions of a sequence.
+    """
+
+    name = "host kernels"
+
+    def __init__(self, checkpoint: Checkpoint, *, batch: int, context_length: int) -> None:
+        self.config = config = checkpoint.config
+        self.batch, self.length = batch, cache_length(context_length)
+        layers = range(config.num_layers)
+        splits = [split_module(load_attention(checkpoint, layer)) for layer in layers]
+        self.rebuild = splits[0].rebuild
+        self.attention = [split.leaves for split in splits]
+        self.weights = [self._layer_weights(checkpoint, layer) for layer in layers]
+        self.ffn_norms = [jnp.asarray(weights.ffn_norm) for weights in self.weights]
+        self.embedding = packed_or_float(checkpoint, "embed")
+        self.output = self.embedding if config.tie_embeddings else packed_or_float(checkpoint, "output")
+        self.out_norm = checkpoint.tensor("out_norm")
+        shape = (config.num_layers, batch, config.num_kv_heads, self.length, config.head_dim)
+        self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self._kernel = HostAttention(config, batch=batch, length=self.length)
+        self._frequencies = rotary_frequencies(config)
+        self._logits = np.empty((batch, config.vocab_size), np.float32)
+        self._angles: tuple[np.ndarray, np.ndarray] | None = None
+
+    @staticmethod
+    def _layer_weights(checkpoint: Checkpoint, layer: int) -> AttentionWeights:
+        prefix = f"layers.{layer}."
+        return AttentionWeights(
+            norm=checkpoint.tensor(prefix + "attn_norm"),
+            ffn_norm=checkpoint.tensor(prefix + "ffn_norm"),
+            wqkv=stacked([packed_or_float(checkpoint, prefix + name) for name in ("wq", "wk", "wv")]),
+            wo=packed_or_float(checkpoint, prefix + "wo"),
+        )
+
+    def embed(self, ids: Int[np.ndarray, "B T"]) -> Float[np.ndarray, "B T D"]:
+        """Return the embedding of token ids, a fresh array."""
+        rows = PackedRows(data=self.embedding.data[ids.reshape(-1)], format=self.embedding.format)
+        return rows.dequantize().reshape(*ids.shape, self.config.d_model)
+
+    def front(
+        self, layer: int, x: Any, y_device: Any, y_host: Float[np.ndarray, "B D"], start: Int[np.ndarray, " B"]
+    ) -> tuple[Float[np.ndarray, "B D"], Float[np.ndarray, "B D"]]:
+        """Merge the FFN of the layer before, attend, and return the residual stream and the FFN's input."""
+        if layer == 0:
+            angle = start[:, None].astype(np.float32) * self._frequencies[None, :]
+            self._angles = (np.cos(angle), np.sin(angle))
+        assert self._angles is not None
+        x += y_host
+        x += np.asarray(y_device)
+        keys, values = self.keys[layer], self.values[layer]
+        return x, self._kernel.front(self.weights[layer], x, keys, values, start, *self._angles)
+
+    def logits(self, x: Any, y_device: Any, y_host: Float[np.ndarray, "B D"]) -> Float[np.ndarray, "B V"]:
+        """Merge the last FFN and return the logits; overwritten by the next call."""
+        h = host_norm(np.asarray(x) + np.asarray(y_device) + y_host, self.out_norm, self.config.norm_eps)
+        matvec(h, self.output, self._logits)
+        return self._logits
+
+    def cache(self, layer: int) -> KVCache:
+        """Return a copy of a layer's cache for the prefill, which donates it."""
+        return KVCache(jnp.array(self.keys[layer]), jnp.array(self.values[layer]))
+
+    def put_cache(self, layer: int, cache: KVCache, *, start: int, end: int) -> None:
+        """Copy the new positions ``start`` .. ``end - 1`` back."""
+        self.keys[layer, :, :, start:end] = np.asarray(cache.k[:, :, start:end])
+        self.values[layer, :, :, start:end] = np.asarray(cache.v[:, :, start:end])
