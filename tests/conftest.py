@@ -1,8 +1,13 @@
 """Settings of all tests: strict JAX, seeded randomness, and the default model where it can be had."""
 
+import os
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
+
+from kairox_jax.io import FetchError, resolve_model
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -11,3 +16,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A generator seeded by the test's name."""
     return np.random.default_rng(list(request.node.nodeid.encode()))
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The default model's file; skips with the reason where it cannot be had, unless it is required."""
+    try:
+        return resolve_model("smollm2-135m", progress=False)
+    except FetchError as error:
+        if os.environ.get("KAIROX_REQUIRE_MODEL") == "1":
+            pytest.fail(f"the default model is required: {error}")
+        pytest.skip(f"the default model cannot be had: {error}")
