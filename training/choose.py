@@ -14,7 +14,8 @@ from training.search import GRID, balance_kinds, convex_curve, largest_share
 from training.statistics import standard_error, thresholds_for_shares
 from training.texts import Windows
 
-SHARES = np.arange(0.05, 0.96, 0.05)  # dropped shares at which a layer's cost is estimated
+SHARES = np.arange(0.1, 0.91, 0.1)  # dropped shares at which a layer's cost is estimated
+SENSITIVITY_WINDOWS = 8  # of each kind: a backward pass costs four forward ones
 MOST_STEPS = 6  # measured candidates of one search
 
 
@@ -50,7 +51,6 @@ def choose_thresholds(
     *,
     max_loss: float,
     batch: int,
-    seed: int,
     tick: Tick,
     settle: Callable[[int], object],
 ) -> tuple[Choice, Choice]:
@@ -65,8 +65,7 @@ def choose_thresholds(
         selection: other text, on which candidates are measured.
         max_loss: limit, nats per token, above zero.
         batch: windows run at a time.
-        seed: of the labels drawn for sensitivities.
-        tick: called with the number of windows done.
+        tick: called with the work done, in windows evaluated.
         settle: called after each search with the candidates that it did not need.
 
     Returns:
@@ -80,7 +79,8 @@ def choose_thresholds(
             raise ValueError(f"there are under 2 windows of {kind} to select on: give more text with --text")
     counts = histograms(model, calibration, batch=batch, tick=tick)
     edges = np.stack([thresholds_for_shares(counts, np.full(len(counts), share)) for share in SHARES], axis=1)
-    cost = sensitivities(model, calibration, edges, batch=batch, seed=seed, tick=tick)
+    some = calibration.first(SENSITIVITY_WINDOWS)
+    cost = sensitivities(model, some, edges, batch=batch, tick=tick)
     dense = evaluate(model, selection, None, batch=batch, tick=tick)
 
     def search(shares_for: Callable[[float], np.ndarray]) -> Choice:

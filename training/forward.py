@@ -95,27 +95,27 @@ def sensitivity_layer(
 ) -> tuple[Float[Array, "B T D"], Float[Array, " J"]]:
     """Pull a gradient back through a dense layer, and estimate what thresholds at ``edges`` would cost there.
 
-    Dropping the neurons with |z| <= edge changes the layer's output by d; with the gradient g of the log
-    likelihood of labels drawn from the model, the divergence from the dense model is 1/2 E[(g . d)^2] to
-    second order (the Fisher information).
+    Dropping the neurons with |z| <= edge changes the layer's output by d; with the gradient g of the token's
+    loss, the divergence from the dense model is 1/2 E[(g . d)^2] to second order (Fisher information, with
+    the labels of the text instead of labels drawn from the model).
 
     Returns:
         The gradient at the layer's input, and the sum over tokens of 1/2 (g . d)^2 for each edge.
     """
     block = nnx.merge(graph, state)
-    middle = _attend(block, x)
-    z, _ = _ffn_values(block, middle, jnp.float32(KEEP_ALL))
+
+    def whole(x: Array) -> tuple[Array, Array]:
+        x = _attend(block, x)
+        z, _ = _ffn_values(block, x, jnp.float32(KEEP_ALL))
+        return x + z @ block.ffn.w_down[...], z
+
+    _, pull, z = jax.vjp(whole, x, has_aux=True)
     share = z * (grad @ block.ffn.w_down[...].T)  # [B, T, F], g . (neuron's part of the output)
     size = jnp.abs(z)
 
     def cost(edge: Array) -> Array:
         return 0.5 * jnp.square(jnp.where(size <= edge, share, 0).sum(-1)).sum()
 
-    def whole(x: Array) -> Array:
-        middle = _attend(block, x)
-        return middle + _ffn_values(block, middle, jnp.float32(KEEP_ALL))[0] @ block.ffn.w_down[...]
-
-    _, pull = jax.vjp(whole, x)
     return pull(grad)[0], jax.lax.map(cost, edges)
 
 
@@ -135,21 +135,21 @@ def token_losses(
 
 
 @partial(jax.jit, static_argnums=0)
-def sampled_gradient(eps: float, head: Head, x: Float[Array, "B T D"], key: Array) -> Float[Array, "B T D"]:
-    """Return the gradient of the log likelihood of labels drawn from the model's own distribution."""
+def loss_gradient(
+    eps: float, head: Head, x: Float[Array, "B T D"], ids: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
+    """Return the gradient of the summed losses by the residual stream after the last layer."""
 
     def gradient(row: tuple[Array, Array]) -> Array:
         def logits_of(x: Array) -> Array:
             return rms_norm(x, head.norm, eps) @ head.table.T
 
         logits, pull = jax.vjp(logits_of, row[0])
-        label = jax.random.categorical(row[1], logits)
-        error = jnp.zeros_like(logits).at[label].set(1.0) - jax.nn.softmax(logits)
-        return pull(error)[0]
+        return pull(jax.nn.softmax(logits).at[row[1]].add(-1.0))[0]
 
-    flat = x.reshape(-1, x.shape[-1])
-    keys = jax.random.split(key, flat.shape[0])
-    return jax.lax.map(gradient, (flat, keys), batch_size=ROWS).reshape(x.shape)
+    flat = x[:, :-1].reshape(-1, x.shape[-1])
+    grads = jax.lax.map(gradient, (flat, ids[:, 1:].reshape(-1)), batch_size=ROWS)
+    return jnp.pad(grads.reshape(x.shape[0], -1, x.shape[-1]), ((0, 0), (0, 1), (0, 0)))
 
 
 def embed(model: LayeredModel, ids: Int[np.ndarray, "B T"]) -> Float[Array, "B T D"]:

@@ -15,15 +15,18 @@ from training.forward import (
     LayeredModel,
     embed,
     histogram_layer,
+    loss_gradient,
     run_layer,
-    sampled_gradient,
     sensitivity_layer,
     token_losses,
 )
 from training.statistics import BINS
 from training.texts import Windows
 
-Tick = Callable[[float], object]  # gets the number of windows done
+Tick = Callable[[float], object]  # gets the work done, in windows evaluated with losses
+
+# Work of the other passes per window, for the time left.
+HISTOGRAM_COST, SENSITIVITY_COST, PROFILE_COST = 0.8, 4.0, 0.7
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +80,7 @@ def evaluate(
         windows: token windows.
         thresholds: one a layer; None for the dense function of a SiLU model.
         batch: windows run at a time.
-        tick: called after each batch with its number of windows.
+        tick: called after each batch with the work done.
         losses: False skips the output matrix and returns losses of 0.
 
     Raises:
@@ -98,20 +101,18 @@ def evaluate(
         active[kind] += np.stack(jax.device_get(counts))
         if losses:
             result[rows] = token_losses(config.norm_eps, model.head, x, ids)
-        tick(len(rows))
+        tick(len(rows) * (1.0 if losses else PROFILE_COST))
     if not np.isfinite(result).all():
         row = int(np.argmin(np.isfinite(result).all(axis=1)))
         raise ValueError(
-            f"the loss of window {row} ({windows.kinds[row]}) is NaN or infinite: the checkpoint is damaged or "
-            "overflows float32"
+            f"the loss of window {row} ({windows.kinds[row]}) is NaN or infinite: the checkpoint is "
+            "damaged or overflows float32"
         )
     tokens = {kind: len(windows.rows(kind)) * windows.ids.shape[1] for kind in windows.present()}
     return Measurement(result, active, tokens)
 
 
-def histograms(
-    model: LayeredModel, windows: Windows, *, batch: int, tick: Tick
-) -> Int[np.ndarray, "L bins"]:
+def histograms(model: LayeredModel, windows: Windows, *, batch: int, tick: Tick) -> Int[np.ndarray, "L bins"]:
     """Return the histogram of log2 |z| of each layer under the dense function, int64 [L, bins]."""
     total = np.zeros((model.config.num_layers, BINS), np.int64)
     for _, rows in batches(windows, batch):
@@ -120,7 +121,7 @@ def histograms(
             x, count = histogram_layer(model.graph, state, x)
             counts.append(count)
         total += np.stack(jax.device_get(counts))
-        tick(len(rows))
+        tick(len(rows) * HISTOGRAM_COST)
     return total
 
 
@@ -130,7 +131,6 @@ def sensitivities(
     edges: Float[np.ndarray, "L J"],
     *,
     batch: int,
-    seed: int,
     tick: Tick,
 ) -> Float[np.ndarray, "K L J"]:
     """Estimate what each layer's thresholds would cost alone, nats per token, for each kind present.
@@ -140,26 +140,24 @@ def sensitivities(
         windows: token windows.
         edges: candidate thresholds, float32 [L, J].
         batch: windows run at a time.
-        seed: of the labels that are drawn.
-        tick: called after each batch with its number of windows.
+        tick: called after each batch with the work done.
 
     Source: the second-order (Fisher) estimate of ``forward.sensitivity_layer``.
     """
     kinds = windows.present()
     cost = np.zeros((len(kinds), *edges.shape))
-    key = jax.random.key(seed)
     edges_dev = [jnp.asarray(row, jnp.float32) for row in edges]
     for kind, rows in batches(windows, batch):
         inputs = [embed(model, windows.ids[rows])]
         for state in model.layers:
             inputs.append(run_layer(model.graph, state, inputs[-1], jnp.float32(KEEP_ALL))[0])
-        key, drawn = jax.random.split(key)
-        grad = sampled_gradient(model.config.norm_eps, model.head, inputs.pop(), drawn)
+        ids = jnp.asarray(windows.ids[rows])
+        grad = loss_gradient(model.config.norm_eps, model.head, inputs.pop(), ids)
         for layer in reversed(range(model.config.num_layers)):
             grad, sums = sensitivity_layer(
                 model.graph, model.layers[layer], inputs.pop(), grad, edges_dev[layer]
             )
             cost[kinds.index(kind), layer] += np.asarray(sums)
-        tick(len(rows))
+        tick(len(rows) * SENSITIVITY_COST)
     tokens = [len(windows.rows(kind)) * windows.ids.shape[1] for kind in kinds]
     return cost / np.array(tokens)[:, None, None]

@@ -109,29 +109,26 @@ def largest_share(
     """
     if not limit > 0:
         raise ValueError(f"limit {limit} must be above zero: thresholds always cost something")
-    low, high = (0.0, None), (1.0, None)  # (share, log of cost / limit)
+    low, high = 0.0, 1.0
+    measured: list[tuple[float, float]] = []  # share, log of cost / limit
     share = start
     for _ in range(most_steps):
         cost = measure(share)
         if np.isnan(cost):
             raise ValueError(f"the cost of dropping a share of {share:.3f} is NaN")
-        excess = float(np.log(max(cost, 1e-6) / limit))
-        if excess <= 0:
-            low = (share, excess)
-        else:
-            high = (share, excess)
-        if high[0] - low[0] <= tolerance or low[0] >= MOST_SHARE:
+        measured.append((share, float(np.log(max(cost, 1e-6) / limit))))
+        low, high = (share, high) if cost <= limit else (low, share)
+        if high - low <= tolerance or low >= MOST_SHARE:
             break
-        share = _next_share(low, high, tolerance)
-    return low[0]
+        share = min(_next_share(measured, low, high, tolerance), MOST_SHARE)
+    return low
 
 
-def _next_share(low: tuple[float, float | None], high: tuple[float, float | None], tolerance: float) -> float:
-    rate = 7.0  # typical rise of log cost per unit of share, for the first step
-    if low[1] is not None and high[1] is not None:
-        share = low[0] - low[1] * (high[0] - low[0]) / (high[1] - low[1])
-        return float(np.clip(share - tolerance / 4, low[0] + tolerance / 2, high[0] - tolerance / 2))
-    share, excess = high if low[1] is None else low
-    assert excess is not None
-    step = share - excess / rate
-    return float(np.clip(step, (low[0] + share) / 2, min((high[0] + share) / 2, MOST_SHARE)))
+def _next_share(measured: list[tuple[float, float]], low: float, high: float, tolerance: float) -> float:
+    """Return where a line through the two shares closest to the limit meets a little less than the limit."""
+    near = sorted(measured, key=lambda point: abs(point[1]))
+    share, excess = near[0]
+    rate = 7.0  # of the default model, for the first step
+    if len(near) > 1:
+        rate = float(np.clip((near[1][1] - excess) / (near[1][0] - share), 1.0, 30.0))
+    return float(np.clip(share - (excess + 0.02) / rate, low + tolerance / 2, high - tolerance / 2))

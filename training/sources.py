@@ -175,7 +175,9 @@ def _tables(files: dict[str, str]) -> dict[str, list[Any]]:
     import mimetypes
 
     modules = [_outline(name, text) for name, text in sorted(files.items(), key=lambda f: order_key(f[0]))]
-    letters = [chr(code) for block in (0x20, 0x370, 0x400, 0x2190, 0x2200) for code in range(block, block + 96)]
+    letters = [
+        chr(code) for block in (0x20, 0x370, 0x400, 0x2190, 0x2200) for code in range(block, block + 96)
+    ]
     return {
         "status-indented": [
             {"code": s.value, "name": s.name, "phrase": s.phrase, "description": s.description}
@@ -223,7 +225,9 @@ def _outline(name: str, source: str) -> dict[str, Any]:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             arguments = [a.arg for a in node.args.args]
             doc = (ast.get_docstring(node) or "").partition("\n")[0]
-            functions.append({"name": node.name, "line": node.lineno, "args": arguments, "summary": doc or None})
+            functions.append(
+                {"name": node.name, "line": node.lineno, "args": arguments, "summary": doc or None}
+            )
         elif isinstance(node, ast.ClassDef):
             methods = [m.name for m in node.body if isinstance(m, ast.FunctionDef)]
             bases = [ast.unparse(base) for base in node.bases]
@@ -239,7 +243,12 @@ def _readings() -> Iterator[dict[str, Any]]:
         time += timedelta(seconds=draw.randrange(30, 900))
         value += draw.gauss(0, 0.4)
         sensor = draw.choice(["boiler", "hall", "roof", "cellar"])
-        yield {"time": time.isoformat(), "sensor": sensor, "celsius": round(value, 2), "ok": draw.random() < 0.97}
+        yield {
+            "time": time.isoformat(),
+            "sensor": sensor,
+            "celsius": round(value, 2),
+            "ok": draw.random() < 0.97,
+        }
 
 
 def _orders() -> Iterator[dict[str, Any]]:
@@ -248,12 +257,20 @@ def _orders() -> Iterator[dict[str, Any]]:
     places = ["Lisbon", "Oslo", "Toronto", "Nairobi", "Osaka", "Lima", "Dublin"]
     for number in range(400):
         items = [
-            {"sku": f"A{draw.randrange(10**5):05d}", "title": draw.choice(goods), "quantity": draw.randrange(1, 5)}
+            {
+                "sku": f"A{draw.randrange(10**5):05d}",
+                "title": draw.choice(goods),
+                "quantity": draw.randrange(1, 5),
+            }
             for _ in range(draw.randrange(1, 4))
         ]
         yield {
             "id": 70000 + number,
-            "customer": {"id": draw.randrange(10**4), "city": draw.choice(places), "newsletter": draw.random() < 0.3},
+            "customer": {
+                "id": draw.randrange(10**4),
+                "city": draw.choice(places),
+                "newsletter": draw.random() < 0.3,
+            },
             "items": items,
             "total": round(draw.uniform(5, 400), 2),
             "status": draw.choice(["paid", "shipped", "returned", "cancelled"]),

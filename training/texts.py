@@ -34,6 +34,11 @@ class Windows:
         """Return the row numbers of a kind."""
         return np.flatnonzero(np.array([k == kind for k in self.kinds]))
 
+    def first(self, per_kind: int) -> Windows:
+        """Return the first ``per_kind`` windows of each kind."""
+        rows = np.concatenate([self.rows(kind)[:per_kind] for kind in self.present()])
+        return Windows(self.ids[rows], tuple(self.kinds[row] for row in rows), self.used)
+
     def present(self) -> list[str]:
         """Return the kinds that have windows, in the order of ``KINDS``."""
         return [kind for kind in KINDS if kind in self.kinds]
