@@ -23,10 +23,10 @@ from training.forward import (
 from training.statistics import BINS
 from training.texts import Windows
 
-Tick = Callable[[float], object]  # gets the work done, in windows evaluated with losses
+Tick = Callable[[int], object]  # gets the work done, in windows evaluated with losses
 
 # Work of the other passes per window, for the time left.
-HISTOGRAM_COST, SENSITIVITY_COST, PROFILE_COST = 0.8, 4.0, 0.7
+HISTOGRAM_COST, SENSITIVITY_COST, PROFILE_COST = 1, 4, 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ def evaluate(
         active[kind] += np.stack(jax.device_get(counts))
         if losses:
             result[rows] = token_losses(config.norm_eps, model.head, x, ids)
-        tick(len(rows) * (1.0 if losses else PROFILE_COST))
+        tick(len(rows) * (1 if losses else PROFILE_COST))
     if not np.isfinite(result).all():
         row = int(np.argmin(np.isfinite(result).all(axis=1)))
         raise ValueError(

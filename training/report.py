@@ -74,7 +74,7 @@ def losses(dense: Measurement, other: Measurement, windows: Windows) -> dict[str
 def table(report: dict[str, Any]) -> str:
     """Return the losses on the test split as lines of text, nats per token."""
     equal = report.get("equal_share", {}).get("losses")
-    rows = [list(_COLUMNS if equal else _COLUMNS[:5])]
+    rows: list[list[str]] = [list(_COLUMNS if equal else _COLUMNS[:5])]
     for kind in (kind for kind in KINDS if kind in report["losses"]):
         row = report["losses"][kind]
         cells = [kind, f"{row['dense']:.3f}", f"{row['thresholded']:.3f}", *_rise(row)]

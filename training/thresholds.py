@@ -106,7 +106,7 @@ def run(source: Checkpoint, windows: dict[str, Windows], options: argparse.Names
         total += SENSITIVITY_COST * len(windows["calibration"].first(SENSITIVITY_WINDOWS).ids)
         total += (2 + 2 * MOST_STEPS) * count["selection"]
     model = layered(load_decoder(source))
-    with tqdm(total=round(total), desc="thresholds", unit="window", file=sys.stderr) as bar:
+    with tqdm(total=total, desc="thresholds", unit="window", file=sys.stderr) as bar:
         return _run(source, model, windows, options, bar)
 
 

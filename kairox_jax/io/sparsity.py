@@ -29,7 +29,10 @@ _REQUIRED = ("format", "fingerprint", "num_layers", "num_neurons", "thresholds")
 class TensorSource(Protocol):
     """What is needed of a checkpoint: facts, and float32 tensors by canonical name."""
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelConfig:
+        """The model's facts."""
+        ...
 
     def tensor(self, name: str) -> np.ndarray:
         """Return a fresh float32 array."""

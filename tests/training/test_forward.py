@@ -22,7 +22,7 @@ from training.texts import Windows
 THRESHOLDS = np.array([0.02, 0.1, 0.3], np.float32)
 
 
-def ignore(work: float) -> None:
+def ignore(work: int) -> None:
     assert work > 0
 
 

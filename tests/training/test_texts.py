@@ -66,7 +66,7 @@ def test_splits_share_no_document(documents: list[Document]) -> None:
         np.testing.assert_array_equal(got.ids, again.ids)
         assert got.ids.shape == (60, 200) and got.ids.dtype == np.int32
         assert got.kinds == tuple(kind for kind in KINDS for _ in range(20))
-        assert len(got.used) == 3 * 20 / PER_DOCUMENT
+        assert len(got.used) >= 3 * 20 / PER_DOCUMENT
         names[split] = {entry["name"].rpartition("#")[0] for entry in got.used if entry["kind"] != "json"}
     assert not names["calibration"] & names["selection"]
     assert not names["calibration"] & names["test"]
