@@ -7,6 +7,7 @@ shipped for a model. ``training.thresholds`` makes them.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import zipfile
 from dataclasses import dataclass, field
@@ -28,7 +29,10 @@ _REQUIRED = ("format", "fingerprint", "num_layers", "num_neurons", "thresholds")
 class TensorSource(Protocol):
     """What is needed of a checkpoint: facts, and float32 tensors by canonical name."""
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelConfig:
+        """The model's facts."""
+        ...
 
     def tensor(self, name: str) -> np.ndarray:
         """Return a fresh float32 array."""
@@ -66,7 +70,7 @@ class Sparsity:
         object.__setattr__(self, "frequency", frequency)
         if frequency.ndim != 2 or len(frequency) != len(thresholds):
             raise ValueError(
-                f"the profile has shape {frequency.shape}: expected [{len(thresholds)} layers, neurons]; {REMEDY}"
+                f"the profile has shape {frequency.shape}, not {len(thresholds)} layers by neurons: {REMEDY}"
             )
         if not ((frequency >= 0) & (frequency <= 1)).all():  # also false for NaN
             raise ValueError(f"the profile holds shares outside 0 to 1, or NaN: {REMEDY}")
@@ -113,7 +117,9 @@ def save_sparsity(folder: str | Path, sparsity: Sparsity) -> None:
     meta = {"num_layers": len(sparsity.thresholds), **sparsity.meta}
     for key in ("fingerprint", "num_neurons"):
         if key not in meta:
-            raise ValueError(f"the sparsity's meta lacks {key!r}: a reader could not tell which model it fits")
+            raise ValueError(
+                f"the sparsity's meta lacks {key!r}: a reader could not tell which model it fits"
+            )
     frequency = sparsity.frequency
     _check_sizes(sparsity.thresholds, frequency, meta, str(folder))
     path = Path(folder)
@@ -143,7 +149,9 @@ def load_sparsity(folder: str | Path) -> Sparsity:
     try:
         thresholds = np.asarray(meta.pop("thresholds"), np.float32)
     except (TypeError, ValueError):
-        raise ValueError(f"thresholds in {path / 'thresholds.json'} are no list of numbers: {REMEDY}") from None
+        raise ValueError(
+            f"thresholds in {path / 'thresholds.json'} are no list of numbers: {REMEDY}"
+        ) from None
     frequency = _read_profile(path / "profile.npz")
     sparsity = Sparsity(thresholds, frequency, meta)
     _check_sizes(sparsity.thresholds, sparsity.frequency, meta, str(path))
@@ -185,7 +193,8 @@ def _read_profile(path: Path) -> np.ndarray | None:
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # From memory: np.load leaves the file open when it is no zip.
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             return file["frequency"].astype(np.float32)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         raise ValueError(f"{path} is no activation profile: {REMEDY}") from None
@@ -199,5 +208,5 @@ def _check_sizes(
         raise ValueError(f"{where} has {len(thresholds)} thresholds for {layers} layers: {REMEDY}")
     if frequency is not None and frequency.shape != (layers, neurons):
         raise ValueError(
-            f"{where} has a profile of shape {frequency.shape} for {layers} layers of {neurons} neurons: {REMEDY}"
+            f"{where} has a profile of shape {frequency.shape}, not {(layers, neurons)}: {REMEDY}"
         )
