@@ -100,6 +100,10 @@ class GgufFile:
             raise FormatError(self.path, "general.alignment", f"{value!r} is no power of two up to 2**20")
         return value
 
+    def path_of(self, name: str) -> Path:
+        """Return the file that holds a tensor: this one."""
+        return self.path
+
     def raw(self, name: str) -> tuple[np.ndarray, str]:
         """Return a tensor's bytes, uint8 [*leading, row bytes], read-only, and its format's name."""
         tensor = self.tensors[name]

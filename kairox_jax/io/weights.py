@@ -37,6 +37,10 @@ class TensorFile(Protocol):
         """Row-major shape of each tensor."""
         ...
 
+    def path_of(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        ...
+
     def raw(self, name: str) -> tuple[np.ndarray, str]:
         """Read-only uint8 [*leading, row bytes] view of a tensor, and the name of its block format."""
         ...
@@ -70,7 +74,9 @@ def check_entries(file: TensorFile, entries: Mapping[str, Entry]) -> None:
         if found is None:
             raise FormatError(file.path, entry.source, f"missing; expected a tensor of shape {entry.shape}")
         if found != entry.shape:
-            raise FormatError(file.path, entry.source, f"shape {found}; the config asks for {entry.shape}")
+            raise FormatError(
+                file.path_of(entry.source), entry.source, f"shape {found}; the config asks for {entry.shape}"
+            )
 
 
 def unpack(raw: np.ndarray, fmt: str) -> Float[np.ndarray, "*rows D"]:
@@ -93,7 +99,7 @@ def read_entry(file: TensorFile, entry: Entry) -> Float[np.ndarray, ...]:
     values = unpack(raw, fmt)
     if entry.rows is not None and raw.ndim == 1:
         values = values[entry.rows()]
-    check_finite(values, file.path, entry.source)
+    check_finite(values, file.path_of(entry.source), entry.source)
     return np.ascontiguousarray(values.T) if entry.transpose else values
 
 
