@@ -81,6 +81,13 @@ class Checkpoint:
         """
         return pack_entry(self._file, self._entry(name))
 
+    def release(self) -> None:
+        """Give back the memory of the file's pages that ``packed`` rows brought in; the rows stay valid.
+
+        ``tensor`` does this by itself.
+        """
+        self._file.release()
+
     def tokenizer(self) -> Tokenizer:
         """Build the tokenizer.
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Engine
+from tokenizers import models, pre_tokenizers
 
 from kairox_jax.io.errors import FormatError
 from kairox_jax.io.json_file import read_json
 from kairox_jax.io.tokenizer import END_OF_TURN, Tokenizer, byte_alphabet, byte_level_piece
 
+_GPT2_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>")
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -27,6 +31,8 @@ def hf_tokenizer(folder: Path, *, bos_id: int | None, eos_ids: tuple[int, ...], 
         FormatError: there is no ``tokenizer.json``, or it is broken or of an unsupported kind.
     """
     path = folder / "tokenizer.json"
+    if not path.is_file() and (folder / "merges.txt").is_file():
+        return _gpt2_tokenizer(folder, bos_id=bos_id, eos_ids=eos_ids, add_bos=add_bos)
     if not path.is_file():
         raise FormatError(
             path,
@@ -39,13 +45,28 @@ def hf_tokenizer(folder: Path, *, bos_id: int | None, eos_ids: tuple[int, ...], 
         engine = Engine.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise FormatError(path, "tokenizer.json", f"cannot be read: {error}") from None
+    as_bytes, strip = _byte_rule(values, path)
+    return _wrap(
+        engine, path, as_bytes, bos_id=bos_id, eos_ids=eos_ids, add_bos=add_bos, strip_first_space=strip
+    )
+
+
+def _wrap(
+    engine: Engine,
+    path: Path,
+    as_bytes: Callable[[str], bytes],
+    *,
+    bos_id: int | None,
+    eos_ids: tuple[int, ...],
+    add_bos: bool,
+    strip_first_space: bool,
+) -> Tokenizer:
     added = engine.get_added_tokens_decoder()
     special = frozenset(i for i, token in added.items() if token.special)
     user = {i: token.content for i, token in added.items() if not token.special}
     vocab = {i: token for token, i in engine.get_vocab(with_added_tokens=True).items()}
     if max(vocab) >= 2 * len(vocab) + 1024:
         raise FormatError(path, "vocab", f"the largest id is {max(vocab)}, with {len(vocab)} tokens")
-    as_bytes, strip = _byte_rule(values, path)
     pieces = [
         b"" if i in special or i not in vocab else user[i].encode() if i in user else as_bytes(vocab[i])
         for i in range(max(vocab) + 1)
@@ -58,16 +79,45 @@ def hf_tokenizer(folder: Path, *, bos_id: int | None, eos_ids: tuple[int, ...], 
         bos_id=bos_id,
         eos_ids=tuple(dict.fromkeys([*eos_ids, *ends])),
         add_bos=add_bos and bos_id is not None,
-        strip_first_space=strip,
+        strip_first_space=strip_first_space,
     )
 
 
-def _byte_rule(values: dict[str, Any], path: Path) -> tuple[Any, bool]:
+def _gpt2_tokenizer(
+    folder: Path, *, bos_id: int | None, eos_ids: tuple[int, ...], add_bos: bool
+) -> Tokenizer:
+    """Build GPT-2's tokenizer from ``vocab.json`` and ``merges.txt``, as OPT's repositories hold it."""
+    path = folder / "vocab.json"
+    vocab = read_json(path) if path.is_file() else {}
+    if not vocab or any(type(i) is not int or not 0 <= i < 2**31 for i in vocab.values()):
+        raise FormatError(path, "vocab.json", "missing or broken: expected tokens and their ids")
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
+    merges: list[tuple[str, str]] = []
+    for line in lines:
+        if line and not line.startswith("#version"):
+            left, _, right = line.partition(" ")
+            if not {left, right, left + right} <= vocab.keys():
+                raise FormatError(folder / "merges.txt", line, "does not join two tokens into a third")
+            merges.append((left, right))
+    engine = Engine(models.BPE(vocab=vocab, merges=merges))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.add_special_tokens([token for token in _GPT2_SPECIAL if token in vocab])
+    return _wrap(
+        engine,
+        path,
+        partial(byte_level_piece, alphabet=byte_alphabet()),
+        bos_id=bos_id,
+        eos_ids=eos_ids,
+        add_bos=add_bos,
+        strip_first_space=False,
+    )
+
+
+def _byte_rule(values: dict[str, Any], path: Path) -> tuple[Callable[[str], bytes], bool]:
     """Return how a token becomes bytes, and whether a text's first space belongs to the tokenizer."""
     kinds = set(_types(values.get("decoder"))) | set(_types(values.get("pre_tokenizer")))
     if "ByteLevel" in kinds:
-        alphabet = byte_alphabet()
-        return (lambda token: byte_level_piece(token, alphabet)), False
+        return partial(byte_level_piece, alphabet=byte_alphabet()), False
     model = values.get("model")
     if isinstance(model, dict) and (model.get("byte_fallback") or "Metaspace" in kinds):
         return _sentence_piece, "Strip" in kinds or "Metaspace" in kinds

@@ -6,7 +6,6 @@ line with the file and the tensor, and so that rows can be handed out as views o
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 
 from kairox_jax.io.errors import FormatError
 from kairox_jax.io.json_file import LFS_POINTER, parse_json, read_json
+from kairox_jax.io.mapped import MappedFile
 
 _ITEM_BYTES = {
     "F64": 8,
@@ -43,7 +43,9 @@ class _Tensor:
     shape: tuple[int, ...]
     dtype: str
     path: Path
-    data: memoryview
+    file: MappedFile
+    start: int
+    num_bytes: int
 
 
 class SafetensorsFolder:
@@ -77,7 +79,7 @@ class SafetensorsFolder:
                     path / INDEX, name, f"the index says it is in {shard}, which does not hold it"
                 )
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
-        self.num_bytes = sum(len(tensor.data) for tensor in self._tensors.values())
+        self.num_bytes = sum(tensor.num_bytes for tensor in self._tensors.values())
 
     def path_of(self, name: str) -> Path:
         """Return the file that holds a tensor."""
@@ -97,10 +99,14 @@ class SafetensorsFolder:
                 f"type {tensor.dtype}, shape {tensor.shape} is not supported; expected F32, F16 or BF16: "
                 "use the unquantized checkpoint",
             )
+        data = np.frombuffer(tensor.file.data, np.uint8)[tensor.start : tensor.start + tensor.num_bytes]
         row_bytes = tensor.shape[-1] * _ITEM_BYTES[tensor.dtype]
-        return np.frombuffer(tensor.data, np.uint8).reshape(*tensor.shape[:-1], row_bytes), _FORMATS[
-            tensor.dtype
-        ]
+        return data.reshape(*tensor.shape[:-1], row_bytes), _FORMATS[tensor.dtype]
+
+    def release(self, name: str | None = None) -> None:
+        """Give back the memory of a tensor's pages, or of all; views stay valid."""
+        for tensor in self._tensors.values() if name is None else (self._tensors[name],):
+            tensor.file.release(tensor.start, tensor.num_bytes)
 
 
 def find_shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
@@ -157,7 +163,8 @@ def read_header(path: Path) -> dict[str, _Tensor]:
             )
         if size < 10:
             raise FormatError(path, "header", f"the file has {size} bytes: it is cut off, fetch it again")
-        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    mapped = MappedFile(path)
+    data = mapped.data
     (length,) = struct.unpack_from("<Q", data)
     if length > _MAX_HEADER:
         raise FormatError(path, "header", f"its length is given as {length}: this is no safetensors file")
@@ -167,12 +174,12 @@ def read_header(path: Path) -> dict[str, _Tensor]:
         )
     header = parse_json(bytes(data[8 : 8 + length]), path)
     header.pop("__metadata__", None)
-    tensors = {name: _tensor(path, name, entry, data[8 + length :]) for name, entry in header.items()}
+    tensors = {name: _tensor(path, name, entry, mapped, 8 + length) for name, entry in header.items()}
     _check_extents(path, header, size - 8 - length)
     return tensors
 
 
-def _tensor(path: Path, name: str, entry: Any, data: memoryview) -> _Tensor:
+def _tensor(path: Path, name: str, entry: Any, file: MappedFile, base: int) -> _Tensor:
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise FormatError(path, name, "expected dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -190,7 +197,14 @@ def _tensor(path: Path, name: str, entry: Any, data: memoryview) -> _Tensor:
             f"{name}.data_offsets",
             f"{offsets} is not the size of {dtype} {shape}: the header is damaged",
         )
-    return _Tensor(shape=tuple(shape), dtype=dtype, path=path, data=data[offsets[0] : offsets[1]])
+    return _Tensor(
+        shape=tuple(shape),
+        dtype=dtype,
+        path=path,
+        file=file,
+        start=base + offsets[0],
+        num_bytes=offsets[1] - offsets[0],
+    )
 
 
 def _whole_numbers(values: Any) -> bool:

@@ -18,6 +18,7 @@ from tokenizers import (
 from kairox_jax.io import FormatError
 from kairox_jax.io.hf_tokenizer import adds_bos, hf_chat_template, hf_tokenizer
 
+DECODER = '{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}'
 TEXTS = ["Hello world", "ab  12\n\tx", "naïve café 🦜!", " leading", "", "<|im_end|>"]
 
 
@@ -124,7 +125,11 @@ def test_chat_template(tmp_path: Path) -> None:
         (None, "tokenizer.json: missing: save the fast tokenizer"),
         ("{", "JSON: broken"),
         ("{}", "cannot be read"),
-        ('{"model": {"type": "BPE", "vocab": {"a": 4000000000}, "merges": []}}', "largest id is 4000000000"),
+        (
+            '{"model": {"type": "BPE", "vocab": {"a": 4000000000}, "merges": []}, '
+            + f'"decoder": {DECODER}}}',
+            "largest id is 4000000000",
+        ),
         ('{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}', "decoder: .* is not supported"),
     ],
 )
@@ -133,3 +138,21 @@ def test_refuses(text: str | None, message: str, tmp_path: Path) -> None:
         (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(FormatError, match=message):
         hf_tokenizer(tmp_path, bos_id=None, eos_ids=(), add_bos=False)
+
+
+def test_vocabulary_and_merges(byte_level: Path) -> None:
+    """The two files that OPT's repositories hold give what tokenizer.json gives."""
+    values = json.loads((byte_level / "tokenizer.json").read_text())["model"]
+    want = hf_tokenizer(byte_level, bos_id=0, eos_ids=(1,), add_bos=True)
+    (byte_level / "tokenizer.json").unlink()
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in values["merges"]]
+    (byte_level / "vocab.json").write_text(json.dumps(values["vocab"]))
+    (byte_level / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]))
+    got = hf_tokenizer(byte_level, bos_id=0, eos_ids=(1,), add_bos=True)
+    for text in TEXTS[:-1]:
+        assert got.encode(text) == want.encode(text)
+        assert got.decode(got.encode(text)) == text
+    assert got.is_special(1) and got.encode("</s>", add_bos=False) == [1]
+    (byte_level / "merges.txt").write_text("x yz\n")
+    with pytest.raises(FormatError, match="merges.txt: x yz: does not join"):
+        hf_tokenizer(byte_level, bos_id=0, eos_ids=(1,), add_bos=True)
