@@ -9,8 +9,12 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float
 
 ACTIVATIONS = ("silu", "relu", "relu2", "fatrelu", "drelu")
+NORMS = ("rmsnorm", "layernorm")
+POSITIONS = ("rotary", "learned")
+ROPE_SCALINGS = ("linear", "llama3")
 MODES = ("dense", "exact")
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -41,6 +45,58 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for contexts longer than those first trained on.
+
+    Attributes:
+        kind: ``linear`` divides every frequency by ``factor``; ``llama3`` divides those whose wavelength is
+            longer than ``original_context / low_freq_factor``, keeps those shorter than
+            ``original_context / high_freq_factor``, and blends between the two.
+        factor: how many times longer the context becomes.
+        low_freq_factor, high_freq_factor: the blend's ends, for ``llama3``.
+        original_context: positions that the model was first trained on, for ``llama3``.
+    """
+
+    kind: str
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROPE_SCALINGS:
+            raise ValueError(f"rotary scaling {self.kind!r} is not one of {', '.join(ROPE_SCALINGS)}")
+        if not (np.isfinite(self.factor) and self.factor > 0):
+            raise ValueError(f"rotary scaling factor {self.factor} must be positive")
+        if not 0 < self.low_freq_factor < self.high_freq_factor < np.inf:
+            raise ValueError(
+                f"rotary scaling: low_freq_factor {self.low_freq_factor} must be positive and below "
+                f"high_freq_factor {self.high_freq_factor}"
+            )
+        if self.original_context <= 0:
+            raise ValueError(f"rotary scaling: original_context {self.original_context} must be above zero")
+
+    def scale(self, inv_freq: Float[np.ndarray, " half"]) -> Float[np.ndarray, " half"]:
+        """Stretch rotary frequencies.
+
+        Args:
+            inv_freq: ``rope_theta ** (-2 i / H)`` for i in [0, H / 2), in radians a position, float64.
+
+        Returns:
+            The frequencies to use, float64.
+
+        Source: transformers, ``_compute_linear_scaling_rope_parameters``, ``_compute_llama3_parameters``.
+        """
+        if self.kind == "linear":
+            return inv_freq / self.factor
+        # 0: long wavelength, fully stretched; 1: short wavelength, kept.
+        turns = self.original_context * inv_freq / (2 * np.pi)
+        keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        keep = np.clip(keep, 0.0, 1.0)
+        return (1 - keep) * inv_freq / self.factor + keep * inv_freq
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Facts of a checkpoint; axis letters as in docs/architecture.md.
 
@@ -57,7 +113,21 @@ class ModelConfig:
         activation: one of ``ACTIVATIONS``.
         activation_threshold: FATReLU's threshold; a gate counts where it is larger. 0 elsewhere.
         norm_eps: epsilon of every normalisation.
+        norm: ``rmsnorm`` is x / sqrt(mean(x^2) + eps) * w; ``layernorm`` is (x - mean(x)) /
+            sqrt(var(x) + eps) * w + b with the biased variance, and each norm then has a ``*_norm_bias``.
+        positions: ``rotary`` turns q and k (half-split pairs i and i + H/2 over the whole head);
+            ``learned`` adds ``pos_embed[position]`` to the embedding and turns nothing.
         rope_theta: base of the rotary frequencies.
+        rope_scaling: stretching of the rotary frequencies, or None.
+        sliding_window: a query at position p sees keys in (p - window, p], in every layer; None: all up to p.
+        parallel_block: the block is x + attn(attn_norm(x)) + ffn(ffn_norm(x)), both norms of the same x
+            (``ffn_norm`` may be the same tensor as ``attn_norm``); else h = x + attn(attn_norm(x)), then
+            h + ffn(ffn_norm(h)).
+        gated: the FFN is down(act(gate x) * (up x)), for ``drelu`` down(relu(gate x) * relu(up x)); not
+            gated, it is down(act(up x + b_up)) + b_down and there is no ``w_gate``.
+        qkv_bias: ``bq``, ``bk``, ``bv`` are added to q, k and v, before any rotation.
+        out_bias: ``bo`` is added after ``wo``.
+        ffn_bias: ``b_up`` and ``b_down`` exist; only where the FFN is not gated.
         tie_embeddings: the output matrix is the embedding.
         bos_id, eos_ids: special tokens, where the checkpoint names them.
         add_bos: the tokenizer puts ``bos_id`` before a prompt.
@@ -75,7 +145,16 @@ class ModelConfig:
     activation: str
     activation_threshold: float = 0.0
     norm_eps: float = 1e-5
+    norm: str = "rmsnorm"
+    positions: str = "rotary"
     rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    sliding_window: int | None = None
+    parallel_block: bool = False
+    gated: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
+    ffn_bias: bool = False
     tie_embeddings: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -100,10 +179,20 @@ class ModelConfig:
                 f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}: "
                 "the checkpoint's head counts are wrong"
             )
-        if self.head_dim % 2:
+        if self.norm not in NORMS:
+            raise ValueError(f"norm {self.norm!r} is not one of {', '.join(NORMS)}")
+        if self.positions not in POSITIONS:
+            raise ValueError(f"positions {self.positions!r} is not one of {', '.join(POSITIONS)}")
+        if self.positions == "rotary" and self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd: rotary positions need pairs")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation {self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        if self.activation == "drelu" and not self.gated:
+            raise ValueError("activation 'drelu' needs a gated FFN")
+        if self.ffn_bias and self.gated:
+            raise ValueError("ffn_bias: biases of a gated FFN are not supported")
+        if self.sliding_window is not None and self.sliding_window <= 0:
+            raise ValueError(f"sliding_window {self.sliding_window} must be above zero, or None")
         if not np.isfinite(self.activation_threshold) or self.activation_threshold < 0:
             raise ValueError(
                 f"activation_threshold {self.activation_threshold} must be finite and not negative"

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
 from kairox_jax.config import ModelConfig
+from kairox_jax.io.errors import FormatError
 from kairox_jax.io.gguf_file import GgufFile
 from kairox_jax.io.gguf_model import gguf_config, gguf_entries
+from kairox_jax.io.hf_config import hf_config
+from kairox_jax.io.hf_model import hf_entries
+from kairox_jax.io.hf_tokenizer import adds_bos, hf_chat_template, hf_tokenizer
 from kairox_jax.io.registry import resolve_model
+from kairox_jax.io.safetensors_file import SafetensorsFolder
 from kairox_jax.io.tokenizer import Tokenizer, gguf_tokenizer
 from kairox_jax.io.weights import Entry, TensorFile, check_entries, pack_entry, read_entry
 from kairox_jax.quant import PackedRows
@@ -26,6 +32,8 @@ class Checkpoint:
     ``embed`` [V, D], ``out_norm`` [D], ``output`` [V, D] (absent when tied), and per layer
     ``layers.{l}.`` + ``attn_norm`` [D], ``wq`` [N*H, D], ``wk``, ``wv`` [K*H, D], ``wo`` [D, N*H],
     ``ffn_norm`` [D], ``w_gate``, ``w_up``, ``w_down`` [F, D] (row i of each belongs to neuron i).
+    Where the config says so: ``bq`` [N*H], ``bk``, ``bv`` [K*H], ``bo`` [D], ``b_up`` [F], ``b_down`` [D],
+    ``attn_norm_bias``, ``ffn_norm_bias``, ``out_norm_bias`` [D], ``pos_embed`` [P, D] (row p is position p).
 
     Attributes:
         path: the file or folder.
@@ -73,6 +81,13 @@ class Checkpoint:
         """
         return pack_entry(self._file, self._entry(name))
 
+    def release(self) -> None:
+        """Give back the memory of the file's pages that ``packed`` rows brought in; the rows stay valid.
+
+        ``tensor`` does this by itself.
+        """
+        self._file.release()
+
     def tokenizer(self) -> Tokenizer:
         """Build the tokenizer.
 
@@ -99,7 +114,8 @@ def open_checkpoint(name_or_path: str | Path, *, revision: str | None = None) ->
         FetchError: the model could not be fetched.
         FormatError: the files are broken or not supported.
     """
-    return _open_gguf(resolve_model(name_or_path, revision=revision))
+    path = resolve_model(name_or_path, revision=revision)
+    return _open_folder(path) if path.is_dir() else _open_gguf(path)
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -116,4 +132,30 @@ def _open_gguf(path: Path) -> Checkpoint:
         _file=file,
         _entries=entries,
         _load_tokenizer=lambda: gguf_tokenizer(file),
+    )
+
+
+def _open_folder(path: Path) -> Checkpoint:
+    add_bos = adds_bos(path)
+    config = hf_config(path, add_bos=add_bos)
+    file = SafetensorsFolder(path)
+    # A checkpoint without an output matrix uses its embedding, whatever the config says.
+    if not config.tie_embeddings and "lm_head.weight" not in file.shapes:
+        config = replace(config, tie_embeddings=True)
+    if config.num_layers > len(file.shapes):
+        raise FormatError(
+            path / "config.json", "num_hidden_layers", f"{config.num_layers}: the files hold fewer"
+        )
+    entries = hf_entries(config, file.shapes)
+    check_entries(file, entries)
+    return Checkpoint(
+        path=path,
+        config=config,
+        chat_template=hf_chat_template(path),
+        num_bytes=file.num_bytes,
+        _file=file,
+        _entries=entries,
+        _load_tokenizer=partial(
+            hf_tokenizer, path, bos_id=config.bos_id, eos_ids=config.eos_ids, add_bos=add_bos
+        ),
     )

@@ -6,7 +6,6 @@ hangs on malformed headers, so the header is walked here; the library gives type
 
 from __future__ import annotations
 
-import mmap
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ import gguf
 import numpy as np
 
 from kairox_jax.io.errors import FormatError
+from kairox_jax.io.mapped import MappedFile
 
 _TYPES = {
     fmt.name: fmt
@@ -85,9 +85,11 @@ class GgufFile:
             FormatError: names the file and the field that is wrong.
         """
         self.path = path
-        mapped = _map(path)
-        self._data = np.frombuffer(mapped, np.uint8)
-        cursor = _Cursor(path, memoryview(mapped))
+        if path.stat().st_size < 24:
+            raise FormatError(path, "header", "the file is shorter than a GGUF header (24 bytes)")
+        self._mapped = MappedFile(path)
+        self._data = np.frombuffer(self._mapped.data, np.uint8)
+        cursor = _Cursor(path, self._mapped.data)
         num_tensors, num_fields = _read_counts(cursor)
         self.fields = _read_fields(cursor, num_fields)
         self.tensors = _read_tensors(cursor, num_tensors, self._alignment())
@@ -100,18 +102,22 @@ class GgufFile:
             raise FormatError(self.path, "general.alignment", f"{value!r} is no power of two up to 2**20")
         return value
 
+    def path_of(self, name: str) -> Path:
+        """Return the file that holds a tensor: this one."""
+        return self.path
+
     def raw(self, name: str) -> tuple[np.ndarray, str]:
         """Return a tensor's bytes, uint8 [*leading, row bytes], read-only, and its format's name."""
         tensor = self.tensors[name]
         raw = self._data[tensor.start : tensor.start + tensor.num_bytes]
         return raw.reshape(*tensor.shape[:-1], -1), tensor.format
 
-
-def _map(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:
-        if path.stat().st_size < 24:
-            raise FormatError(path, "header", "the file is shorter than a GGUF header (24 bytes)")
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    def release(self, name: str | None = None) -> None:
+        """Give back the memory of a tensor's pages, or of all; views stay valid."""
+        if name is None:
+            self._mapped.release()
+        else:
+            self._mapped.release(self.tensors[name].start, self.tensors[name].num_bytes)
 
 
 def _text(raw: bytes, path: Path, field: str) -> str:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from kairox_jax.io.errors import FetchError
 
-_SAFETENSORS = ["*.json", "*.safetensors", "*.jinja"]
+_SAFETENSORS = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
+# The same weights once more, under other names (Mistral).
+_DUPLICATES = ["consolidated*"]
 
 
 def pull_from_hub(name: str, *, revision: str | None = None, progress: bool = True) -> Path:
@@ -33,7 +35,11 @@ def pull_from_hub(name: str, *, revision: str | None = None, progress: bool = Tr
         if huggingface_hub.constants.HF_HUB_OFFLINE:
             return Path(huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True))
         wanted = _choose(repo, huggingface_hub.HfApi().list_repo_files(repo, revision=revision))
-        return Path(huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=wanted))
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo, revision=revision, allow_patterns=wanted, ignore_patterns=_DUPLICATES
+            )
+        )
     except errors.GatedRepoError as error:
         raise FetchError(f"{where} is gated: ask for access on its page, then set HF_TOKEN") from error
     except errors.RepositoryNotFoundError as error:

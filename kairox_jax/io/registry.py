@@ -37,8 +37,9 @@ def resolve_model(name_or_path: str | Path, *, revision: str | None = None, prog
     """Find a model's file or folder on this machine, fetching it first where it is not here yet.
 
     Args:
-        name_or_path: a GGUF file, or a folder with one; a key of ``REGISTRY``; or a Hugging Face id
-            ``org/name`` or ``org/name:file.gguf``. What exists as a path is taken as one.
+        name_or_path: a GGUF file, or a folder with one, or with config.json and safetensors; a key of
+            ``REGISTRY``; or a Hugging Face id ``org/name`` or ``org/name:file.gguf``. What exists as a
+            path is taken as one.
         revision: branch, tag or commit of a Hugging Face repository.
         progress: draw a progress bar on stderr while fetching.
 
@@ -78,6 +79,10 @@ def _unknown(name: str) -> str:
 
 def _in_folder(path: Path) -> Path:
     if path.is_file():
+        if path.suffix == ".safetensors":
+            raise ValueError(f"{path}: give the folder, which holds config.json as well")
+        return path
+    if (path / "config.json").is_file() or any(path.glob("*.safetensors")):
         return path
     found = sorted(path.glob("*.gguf"))
     if len(found) == 1:
@@ -86,4 +91,4 @@ def _in_folder(path: Path) -> Path:
         raise ValueError(
             f"{path} holds {len(found)} GGUF files ({', '.join(f.name for f in found)}): name one"
         )
-    raise FetchError(f"{path} holds no GGUF file")
+    raise FetchError(f"{path} holds no model: expected config.json with safetensors, or a GGUF file")

@@ -14,7 +14,7 @@ from kairox_jax.io.gguf_file import GgufFile, StringArray
 
 # GGUF token types.
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4
-_END_OF_TURN = frozenset(
+END_OF_TURN = frozenset(
     "<|im_end|> <|eot_id|> <|eom_id|> <|end_of_text|> <|endoftext|> <|end|> <|end_of_turn|> "
     "<end_of_turn>".split()
 )
@@ -38,6 +38,7 @@ class Tokenizer:
         bos_id: int | None,
         eos_ids: tuple[int, ...],
         add_bos: bool,
+        strip_first_space: bool = False,
     ) -> None:
         """Wrap a ready engine.
 
@@ -48,6 +49,7 @@ class Tokenizer:
             bos_id: the token that begins a text, where the checkpoint names one.
             eos_ids: the tokens that end a text or a turn.
             add_bos: put ``bos_id`` first by default.
+            strip_first_space: the space before a text's first word is the tokenizer's, not the text's.
         """
         self._engine = engine
         self._pieces = pieces
@@ -55,6 +57,7 @@ class Tokenizer:
         self.bos_id = bos_id
         self.eos_ids = eos_ids
         self.add_bos = add_bos
+        self._strip_first_space = strip_first_space
 
     @property
     def vocab_size(self) -> int:
@@ -90,7 +93,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn token ids into text; special tokens are left out, broken characters become U+FFFD."""
-        return b"".join(self.token_bytes(int(i)) for i in ids).decode("utf-8", errors="replace")
+        text = b"".join(self.token_bytes(int(i)) for i in ids).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self._strip_first_space else text
 
     def token_text(self, token_id: int | None) -> str:
         """Return a token as the vocabulary writes it, such as ``<|im_end|>``; "" for None (no such token)."""
@@ -142,7 +146,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     engine.add_tokens([AddedToken(tokens[i], normalized=False) for i in sorted(user)])
     alphabet = byte_alphabet()
     pieces = [
-        b"" if i in special else token.encode() if i in user else _piece(token, alphabet)
+        b"" if i in special else token.encode() if i in user else byte_level_piece(token, alphabet)
         for i, token in enumerate(tokens)
     ]
     bos = file.fields.get("tokenizer.ggml.bos_token_id")
@@ -173,7 +177,7 @@ def end_token_ids(file: GgufFile) -> tuple[int, ...]:
     ids = [_token_id(file, key) for key in keys if key in file.fields]
     tokens = _strings(file, "tokenizer.ggml.tokens")
     control = np.flatnonzero(_token_types(file) == _CONTROL).tolist()
-    ids += [i for i in control if tokens[i] in _END_OF_TURN]
+    ids += [i for i in control if tokens[i] in END_OF_TURN]
     return tuple(dict.fromkeys(ids))
 
 
@@ -233,6 +237,7 @@ def _pre_tokenizer(file: GgufFile, pre: object) -> pre_tokenizers.PreTokenizer:
     )
 
 
-def _piece(token: str, alphabet: dict[str, int]) -> bytes:
+def byte_level_piece(token: str, alphabet: dict[str, int]) -> bytes:
+    """Turn a byte-level token into its bytes; a token outside the alphabet stands for its own text."""
     codes = [alphabet.get(char, -1) for char in token]
     return token.encode() if -1 in codes else bytes(codes)

@@ -1,5 +1,6 @@
 """Canonical weights against what was written, the gguf library, and the config's claims."""
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,3 +182,21 @@ def test_default_model(default_model: Path) -> None:
     embed, up = checkpoint.packed("embed"), checkpoint.packed("layers.0.w_up")
     assert embed is not None and (embed.format, embed.shape) == ("q8_0", (49152, 576))
     assert up is not None and (up.format, up.shape) == ("q4_1", (1536, 576))
+
+
+@pytest.mark.model
+def test_memory_of_a_large_matrix(default_model: Path) -> None:
+    """Reading takes little more than the result; what was read from the file is given back."""
+    checkpoint = open_checkpoint(default_model)
+    tracemalloc.start()
+    embed = checkpoint.tensor("embed")
+    assert tracemalloc.get_traced_memory()[1] < 1.1 * embed.nbytes
+    tracemalloc.stop()
+
+
+def test_rows_stay_valid_after_release(write_llama: Callable[..., Path], tiny_weights: Callable) -> None:
+    checkpoint = open_checkpoint(write_llama())
+    packed = checkpoint.packed("embed")
+    checkpoint.release()
+    assert packed is not None
+    np.testing.assert_array_equal(packed.dequantize(), tiny_weights()["token_embd.weight"])

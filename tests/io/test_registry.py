@@ -251,7 +251,10 @@ def test_hub_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert resolve_model("org/model") == tmp_path / "q8.gguf"
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert resolve_model("org/model") == tmp_path / "q8.gguf"
-    assert asked == [{"allow_patterns": ["q8.gguf"]}, {"local_files_only": True}]
+    assert asked == [
+        {"allow_patterns": ["q8.gguf"], "ignore_patterns": ["consolidated*"]},
+        {"local_files_only": True},
+    ]
 
 
 def test_hub_choice() -> None:
