@@ -3,6 +3,7 @@
 Knows nothing of kairox_jax.
 """
 
+from pallas_kernels.block_rows import BlockRows, Rows, empty_rows, split_blocks
 from pallas_kernels.gather_down import gather_down
 from pallas_kernels.gather_gate_up import gather_gate_up
 from pallas_kernels.implementations import IMPLEMENTATIONS, resolve_implementation
@@ -10,6 +11,10 @@ from pallas_kernels.rules import RULES
 from pallas_kernels.slot_scatter import slot_scatter
 
 __all__ = [
+    "BlockRows",
+    "Rows",
+    "empty_rows",
+    "split_blocks",
     "IMPLEMENTATIONS",
     "RULES",
     "gather_down",

@@ -47,6 +47,4 @@ def dot_rows(x: jax.Array, rows: jax.Array) -> jax.Array:
     Both contract their last axis, so that XLA's CPU backend runs one GEMV over contiguous rows.
     """
     dims = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general(
-        x.astype(jnp.float32), rows.astype(jnp.float32), dims, precision=jax.lax.Precision.HIGHEST
-    )
+    return jax.lax.dot_general(x.astype(jnp.float32), rows, dims, precision=jax.lax.Precision.HIGHEST)

@@ -1,13 +1,18 @@
-"""Tile sizes of the Pallas kernels, and the masked row load that they share."""
+"""What the Pallas kernels share: tile sizes, and loads of scattered row tiles of every format as float32."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
+
+from pallas_kernels.block_rows import BLOCK, BlockRows, Rows
+
+ANY = pl.BlockSpec(memory_space=pl.ANY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +21,7 @@ class Tiles:
 
     Attributes:
         block_k: slots a program handles at once (power of two).
-        block_d: columns of a tile (power of two).
+        block_d: columns of a tile (power of two, at least 32).
         num_warps: warps of a program.
         num_stages: software pipeline depth of its loads.
         split: programs that share one column block (``gather_down``).
@@ -35,27 +40,98 @@ class Tiles:
 
 def block_columns(d: int, largest: int) -> int:
     """Return the largest power of two up to ``largest`` that divides ``d``, or 32 with a ragged tail."""
-    return max(32, min(largest, d & -d))
+    return max(BLOCK, min(largest, d & -d))
 
 
-def column_mask(cols: jax.Array, d: int, block_d: int) -> jax.Array | None:
-    """Return the mask of a ragged last tile, or None where tiles divide ``d``."""
-    return None if d % block_d == 0 else cols < d
+def row_operands(name: str, rows: Rows | None) -> dict[str, jax.Array | None]:
+    """Return the kernel operands of ``rows``: itself, or codes and scales."""
+    if isinstance(rows, BlockRows):
+        return {name: rows.codes, f"{name}_scales": rows.scales}
+    return {name: rows}
 
 
-def load_vector(ref, b: int, cols: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Load columns of row ``b`` of a 2-D ref as float32, 0 where masked."""
-    view = ref.at[b, cols]
+def in_blocks(dense: jax.Array, rows: Rows) -> jax.Array:
+    """View [..., D] as the kernels index it beside ``rows``: [..., D/32, 32] beside blocks (no copy)."""
+    return dense.reshape(*dense.shape[:-1], -1, BLOCK) if isinstance(rows, BlockRows) else dense
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """The rows of one operand inside a kernel, read in tiles of ``block_d`` columns.
+
+    A tile comes in parts (q4_0: the low and the high halves of its bytes), each with its own columns.
+    """
+
+    values_ref: Any
+    scales_ref: Any
+    block_d: int
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles a row, the last one ragged where tiles do not divide it (dense rows only)."""
+        return pl.cdiv(self.values_ref.shape[1], self.part_shape[0])
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """Shape of a part's columns."""
+        if self.scales_ref is None:
+            return (self.block_d,)
+        return self.block_d // BLOCK, self.values_ref.shape[2]
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of a tile."""
+        return 1 if self.scales_ref is None else BLOCK // self.values_ref.shape[2]
+
+    def columns(self, tile: jax.Array, part: int) -> tuple[jax.Array, ...]:
+        """Return the indices of a part's columns into an array viewed by ``in_blocks``."""
+        first = tile * self.part_shape[0] + jnp.arange(self.part_shape[0], dtype=jnp.int32)
+        if self.scales_ref is None:
+            return (first,)
+        width = self.part_shape[1]
+        return first[:, None], (part * width + jnp.arange(width, dtype=jnp.int32))[None, :]
+
+    def column_mask(self, tile: jax.Array) -> jax.Array | None:
+        """Return the mask of a ragged last tile, or None where tiles divide the row (blocks always do)."""
+        if self.values_ref.shape[1] % self.part_shape[0] == 0:
+            return None
+        return self.columns(tile, 0)[0] < self.values_ref.shape[1]
+
+    def load(self, rows: jax.Array, needed: jax.Array, tile: jax.Array) -> tuple[jax.Array, ...]:
+        """Load a tile of the given rows: float32 parts [K, *part_shape].
+
+        Rows that are not needed cause no traffic and read 0.
+        """
+        shape = self.part_shape
+        mask = _expand(needed, len(shape))
+        col_mask = self.column_mask(tile)
+        if col_mask is not None:
+            mask = mask & col_mask[None]
+        index = (_expand(rows, len(shape)), *(axis[None] for axis in self.columns(tile, 0)))
+        values = plt.load(self.values_ref.at[index], mask=mask, other=0)
+        if self.scales_ref is None:
+            return (values.astype(jnp.float32),)
+        blocks = index[1][:, :, 0]  # [1, blocks of a tile]
+        scales = plt.load(self.scales_ref.at[rows[:, None], blocks], mask=needed[:, None], other=0)
+        scales = scales.astype(jnp.float32)[:, :, None]  # beside each code it would be loaded code by code
+        if self.num_parts == 1:
+            return (values.astype(jnp.float32) * scales,)
+        codes = values.astype(jnp.int32)
+        return tuple((half - 8).astype(jnp.float32) * scales for half in (codes & 15, codes >> 4))
+
+
+def load_columns(ref, b: int, columns: tuple[jax.Array, ...], mask: jax.Array | None) -> jax.Array:
+    """Load the columns of batch row ``b`` as float32, 0 where masked."""
+    view = ref.at[(b, *columns)]
     loaded = plt.load(view) if mask is None else plt.load(view, mask=mask, other=0)
     return loaded.astype(jnp.float32)
 
 
-def load_rows(
-    ref, rows: jax.Array, cols: jax.Array, live: jax.Array, col_mask: jax.Array | None
-) -> jax.Array:
-    """Load a [K, D] tile of scattered rows as float32; rows that are not live cause no traffic and read 0."""
-    mask = live[:, None] if col_mask is None else live[:, None] & col_mask[None, :]
-    return plt.load(ref.at[rows[:, None], cols[None, :]], mask=mask, other=0).astype(jnp.float32)
+def sum_columns(tile: jax.Array) -> jax.Array:
+    """Sum all axes but the first, one at a time (Triton reduces one axis)."""
+    while tile.ndim > 1:
+        tile = jnp.sum(tile, axis=tile.ndim - 1)
+    return tile
 
 
 def any_true(mask: jax.Array) -> jax.Array:
@@ -63,4 +139,6 @@ def any_true(mask: jax.Array) -> jax.Array:
     return jnp.max(mask.astype(jnp.int32))
 
 
-ANY = pl.BlockSpec(memory_space=pl.ANY)
+def _expand(vector: jax.Array, axes: int) -> jax.Array:
+    """Append ``axes`` axes of size 1."""
+    return vector[(slice(None), *(None,) * axes)]

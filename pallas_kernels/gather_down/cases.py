@@ -37,7 +37,7 @@ CASES = (
     replace(_BASE, name="batch-3", b=3),
     replace(_BASE, name="batch-8-ragged", b=8, d=100, n=17),
     *(replace(_BASE, name=s.name, d=s.d, c=40, k=24, n=18) for s in (SMOLLM2_135M, LLAMA_7B, LLAMA_13B)),
-    *(replace(_BASE, name=dtype, dtype=dtype, b=2) for dtype in ("bfloat16", "float16")),
+    *(replace(_BASE, name=dtype, dtype=dtype, b=2) for dtype in ("bfloat16", "float16", "q8_0", "q4_0")),
 )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.block_rows import Rows, take_rows
 from pallas_kernels.slots import live_slots
 
 
 def gather_down(
     values: jax.Array,
-    down: jax.Array,
+    down: Rows,
     *,
     slots: jax.Array | None,
     n: jax.Array | None,
@@ -25,10 +26,10 @@ def gather_down(
     of the 31 GB/s bound.
     """
     if slots is None or n is None:
-        live, rows = valid, down
+        live, rows = valid, take_rows(down, None)
     else:
         live = live_slots(slots, n, down.shape[0])
-        rows = down.at[jnp.where(live, slots, 0)].get(mode="promise_in_bounds")  # [K, D]
+        rows = take_rows(down, jnp.where(live, slots, 0))  # [K, D]
     assert live is not None  # the api has checked the selection
     weights = jnp.where(live[None, :], values.astype(jnp.float32), 0.0)
-    return jnp.dot(weights, rows.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+    return jnp.dot(weights, rows, precision=jax.lax.Precision.HIGHEST)

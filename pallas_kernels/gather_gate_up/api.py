@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
+from pallas_kernels.block_rows import Rows, row_format
 from pallas_kernels.gather_gate_up import pallas, xla
 from pallas_kernels.implementations import resolve_implementation
 from pallas_kernels.rules import check_rule
@@ -16,8 +17,8 @@ from pallas_kernels.slots import check_selection
 
 def gather_gate_up(
     x: Float[Array, "B D"],
-    gate: Float[Array, "C D"] | None,
-    up: Float[Array, "C D"],
+    gate: Rows | None,
+    up: Rows,
     slots: Int32[Array, " K"] | None,
     n: Int32[Array, ""] | None,
     *,
@@ -38,8 +39,9 @@ def gather_gate_up(
 
     Args:
         x: FFN input, [B, D], B 1..8, any float dtype.
-        gate: gate rows of the slots, [C, D], or None for an ungated model.
-        up: up rows of the slots, [C, D].
+        gate: gate rows of the slots, [C, D] in float32, bfloat16 or float16, or ``BlockRows`` (q8_0, q4_0);
+            None for an ungated model.
+        up: up rows of the slots, like ``gate``.
         slots: int32 [K], distinct; entries outside 0..C-1 are skipped. None selects by ``valid``.
         n: int32 scalar on the device: how many entries of ``slots`` count (0..K).
         rule: one of ``RULES``: "silu", z = silu(g) u kept where |z| > threshold; "relu", relu(g) u;
@@ -78,17 +80,18 @@ def gather_gate_up(
 
 def _check_shapes(
     x: jax.Array,
-    gate: jax.Array | None,
-    up: jax.Array,
+    gate: Rows | None,
+    up: Rows,
     valid: jax.Array | None,
     biases: tuple[jax.Array | None, jax.Array] | None,
 ) -> None:
-    if x.ndim != 2 or up.ndim != 2 or x.shape[1] != up.shape[1]:
+    if x.ndim != 2 or len(up.shape) != 2 or x.shape[1] != up.shape[1]:
         raise ValueError(f"x {x.shape} and up {up.shape} do not fit: expected [B, D] and [C, D]")
     if not 1 <= x.shape[0] <= 8:
         raise ValueError(f"batch {x.shape[0]} is outside 1..8: use the dense product for larger batches")
-    if gate is not None and gate.shape != up.shape:
-        raise ValueError(f"gate {gate.shape} and up {up.shape} differ: both are [C, D]")
+    if gate is not None and (gate.shape != up.shape or row_format(gate) != row_format(up)):
+        kinds = f"gate {gate.shape} {row_format(gate)} and up {up.shape} {row_format(up)}"
+        raise ValueError(f"{kinds} differ: both are [C, D] of one format")
     if valid is not None and valid.shape != up.shape[:1]:
         raise ValueError(f"valid {valid.shape} does not fit {up.shape[0]} slots: expected [C]")
     if biases is not None and (biases[0] is None) != (gate is None):

@@ -13,14 +13,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import tiles as t
+from pallas_kernels.block_rows import BlockRows, Rows
 from pallas_kernels.rules import first_is_active, rule_value
 from pallas_kernels.slots import as_list
 
 
 def gather_gate_up(
     x: jax.Array,
-    gate: jax.Array | None,
-    up: jax.Array,
+    gate: Rows | None,
+    up: Rows,
     *,
     slots: jax.Array | None,
     n: jax.Array | None,
@@ -32,14 +33,13 @@ def gather_gate_up(
     tiles: t.Tiles | None = None,
 ) -> jax.Array:
     """Return float32 [B, K]; arguments as in ``api.gather_gate_up``, checked there."""
-    if tiles is None:  # eight rows of sums beside a float32 tile of 256 columns spill registers
-        tiles = t.Tiles(block_d=256 if x.shape[0] <= 4 else 128)
+    tiles = tiles or default_tiles(x.shape[0], up)
     slots, n = as_list(slots, n, valid)
     gate_bias, up_bias = (None, None) if biases is None else biases
     operands = {
-        "x": x,
-        "gate": gate,
-        "up": up,
+        "x": t.in_blocks(x, up),
+        **t.row_operands("gate", gate),
+        **t.row_operands("up", up),
         "gate_bias": gate_bias,
         "up_bias": up_bias,
         "slots": slots,
@@ -66,6 +66,11 @@ def gather_gate_up(
     )(*(operands[name] for name in names))
 
 
+def default_tiles(batch: int, rows: Rows) -> t.Tiles:
+    """Return tiles that compile without spills (see the compile report): eight sums want small ones."""
+    return t.Tiles(block_d=128 if batch > 4 and not isinstance(rows, BlockRows) else 256)
+
+
 def _kernel(*refs, names: tuple[str, ...], rule: str, block_k: int, block_d: int) -> None:
     ref = dict(zip(names, refs[:-1], strict=True))
     out_ref = refs[-1]
@@ -78,7 +83,8 @@ def _kernel(*refs, names: tuple[str, ...], rule: str, block_k: int, block_d: int
     threshold = ref["threshold"][0]
 
     def products(name: str, needed: jax.Array) -> tuple[jax.Array, ...]:
-        sums = _dots(ref["x"], ref[name], rows, needed, block_d)
+        row_tiles = t.RowTiles(ref[name], ref.get(f"{name}_scales"), block_d)
+        sums = _dots(ref["x"], row_tiles, rows, needed)
         if f"{name}_bias" not in ref:
             return sums
         bias = plt.load(ref[f"{name}_bias"].at[rows], mask=needed, other=0).astype(jnp.float32)
@@ -102,19 +108,15 @@ def _any_row_active(rule, gates, threshold: jax.Array, live: jax.Array) -> jax.A
     return live & functools.reduce(jnp.logical_or, decided) if decided else live
 
 
-def _dots(x_ref, w_ref, rows: jax.Array, needed: jax.Array, block_d: int) -> tuple[jax.Array, ...]:
+def _dots(x_ref, w: t.RowTiles, rows: jax.Array, needed: jax.Array) -> tuple[jax.Array, ...]:
     """Return, for each row of x, the products with the needed rows of w (block_k each, 0 for the others)."""
-    batch, d = x_ref.shape
 
     def body(i, sums):
-        cols = i * block_d + jnp.arange(block_d, dtype=jnp.int32)
-        col_mask = t.column_mask(cols, d, block_d)
-        tile = t.load_rows(w_ref, rows, cols, needed, col_mask)  # [block_k, block_d]
-        return tuple(
-            total + jnp.sum(tile * t.load_vector(x_ref, b, cols, col_mask)[None, :], axis=1)
-            for b, total in enumerate(sums)
-        )
+        mask = w.column_mask(i)
+        for part, weights in enumerate(w.load(rows, needed, i)):  # [block_k, ...]
+            xs = [t.load_columns(x_ref, b, w.columns(i, part), mask) for b in range(len(sums))]
+            sums = tuple(total + t.sum_columns(weights * x[None]) for total, x in zip(sums, xs, strict=True))
+        return sums
 
-    trips = t.any_true(needed) * pl.cdiv(d, block_d)  # a block without work costs no traffic
-    zeros = jnp.zeros(rows.shape, jnp.float32)
-    return jax.lax.fori_loop(0, trips, body, (zeros,) * batch)
+    trips = t.any_true(needed) * w.num_tiles  # a block without work costs no traffic
+    return jax.lax.fori_loop(0, trips, body, (jnp.zeros(rows.shape, jnp.float32),) * x_ref.shape[0])

@@ -5,14 +5,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.block_rows import Rows, take_rows
 from pallas_kernels.rules import rule_value
 from pallas_kernels.slots import dot_rows, live_slots
 
 
 def gather_gate_up(
     x: jax.Array,
-    gate: jax.Array | None,
-    up: jax.Array,
+    gate: Rows | None,
+    up: Rows,
     *,
     slots: jax.Array | None,
     n: jax.Array | None,
@@ -34,9 +35,8 @@ def gather_gate_up(
         live = live_slots(slots, n, up.shape[0])
         pick = jnp.where(live, slots, 0)
 
-    def products(rows: jax.Array, bias: jax.Array | None) -> jax.Array:
-        rows = rows if pick is None else rows.at[pick].get(mode="promise_in_bounds")  # [K, D]
-        out = dot_rows(x, rows)  # [B, K]
+    def products(rows: Rows, bias: jax.Array | None) -> jax.Array:
+        out = dot_rows(x, take_rows(rows, pick))  # [B, K]
         if bias is None:
             return out
         bias = bias if pick is None else bias.at[pick].get(mode="promise_in_bounds")

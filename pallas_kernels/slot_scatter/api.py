@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int32, Shaped
 
+from pallas_kernels.block_rows import BlockRows, Rows, row_format, split_blocks
 from pallas_kernels.implementations import resolve_implementation
 from pallas_kernels.slot_scatter import pallas, xla
 
 
 def slot_scatter(
-    cache: tuple[Shaped[Array, "C D"], ...],
-    staging: Shaped[Array, "M R D"],
+    cache: tuple[Rows, ...],
+    staging: Shaped[Array, "M R row"],
     slots: Int32[Array, " M"],
     *,
     implementation: str = "auto",
     platform: str | None = None,
     interpret: bool = False,
-) -> tuple[Shaped[Array, "C D"], ...]:
+) -> tuple[Rows, ...]:
     """Write record m of the staging buffer into slot ``slots[m]`` of every array of a layer's cache.
 
     Rows whose slot lies outside 0..C-1 are dropped: pad a transfer to a fixed M with slot C. Slots inside the
@@ -24,8 +29,10 @@ def slot_scatter(
     place with no temporary; without donation it copies the whole cache.
 
     Args:
-        cache: R arrays [C, D] (gate, up, down; ungated: up, down), one dtype.
-        staging: [M, R, D] of the cache's dtype; record m's rows lie together.
+        cache: R arrays [C, D] (gate, up, down; ungated: up, down), all dense of one dtype, or all
+            ``BlockRows`` of one format.
+        staging: [M, R, D] of the cache's dtype; record m's rows lie together. For ``BlockRows`` uint8
+            [M, R, row_bytes], the GGUF bytes of the rows; they are split on the device.
         slots: int32 [M].
         implementation: "auto", "xla", "pallas" or "triton"; see ``resolve_implementation``.
         platform: platform the call is compiled for; None means ``jax.default_backend()``.
@@ -35,21 +42,45 @@ def slot_scatter(
         The updated cache.
 
     Raises:
-        ValueError: shapes or implementation do not fit, or there is no such form ("triton").
-        TypeError: staging and cache differ in dtype.
+        ValueError: shapes, formats or implementation do not fit, or there is no such form ("triton").
+        TypeError: staging is not of the dtype that the cache needs.
     """
     chosen = resolve_implementation(implementation, platform, interpret=interpret)
-    expected = (slots.shape[0], len(cache), *cache[0].shape[1:])
-    if staging.shape != expected:
-        raise ValueError(f"staging {staging.shape} does not fit: expected [M, R, D] = {expected}")
-    if any(rows.shape != cache[0].shape for rows in cache):
-        raise ValueError(f"cache arrays differ in shape: {[rows.shape for rows in cache]}; all are [C, D]")
-    if any(rows.dtype != staging.dtype for rows in cache):
-        raise TypeError(
-            f"staging is {staging.dtype}, cache {cache[0].dtype}: convert the records on the host"
-        )
     if chosen == "triton":
         raise ValueError("slot_scatter has no 'triton' form: use 'pallas' or 'xla'")
-    if chosen == "xla":
-        return xla.slot_scatter(cache, staging, slots)
-    return pallas.slot_scatter(cache, staging, slots, interpret=interpret)
+    _check_cache(cache)
+    scatter = (
+        xla.slot_scatter if chosen == "xla" else functools.partial(pallas.slot_scatter, interpret=interpret)
+    )
+    blocks = tuple(rows for rows in cache if isinstance(rows, BlockRows))
+    if not blocks:
+        dense = tuple(rows for rows in cache if not isinstance(rows, BlockRows))
+        _check_staging(cache, staging, slots, staging.dtype, dense[0].dtype)
+        return scatter(dense, staging, slots)
+    staged = split_blocks(staging, row_format(blocks[0]))
+    _check_staging(cache, staged, slots, staging.dtype, jnp.dtype("uint8"))
+    per_record = staging.shape[:2]  # (M, R)
+    flat = tuple(rows.codes.reshape(rows.shape[0], -1) for rows in blocks)  # [C, bytes], no copy
+    codes = scatter(flat, staged.codes.reshape(*per_record, -1), slots)
+    scales = scatter(tuple(rows.scales for rows in blocks), staged.scales, slots)
+    return tuple(
+        BlockRows(c.reshape(rows.codes.shape), s) for c, s, rows in zip(codes, scales, blocks, strict=True)
+    )
+
+
+def _check_cache(cache: tuple[Rows, ...]) -> None:
+    kinds = [(rows.shape, row_format(rows)) for rows in cache]
+    if len(set(kinds)) > 1:
+        raise ValueError(f"cache arrays differ: {kinds}; all are [C, D] of one format")
+
+
+def _check_staging(
+    cache: tuple[Rows, ...], staged: Rows, slots: jax.Array, dtype: jnp.dtype, needed: jnp.dtype
+) -> None:
+    if dtype != needed:
+        raise TypeError(
+            f"staging is {dtype}, a {row_format(cache[0])} cache needs {needed}: convert on the host"
+        )
+    expected = (slots.shape[0], len(cache), cache[0].shape[1])
+    if staged.shape != expected:
+        raise ValueError(f"staging holds {staged.shape} weights: expected [M, R, D] = {expected}")

@@ -32,8 +32,10 @@ CASES = (
     replace(_BASE, name="negative-padding", padding_slot=-1),
     replace(_BASE, name="every-slot", m=32, used=32),
     replace(_BASE, name="ungated", r=2),
-    replace(_BASE, name="bytes", dtype="uint8", d=612),
+    replace(_BASE, name="bytes", dtype="uint8", d=100),
     replace(_BASE, name="bfloat16", dtype="bfloat16"),
+    replace(_BASE, name="q8_0", dtype="q8_0"),
+    replace(_BASE, name="q4_0", dtype="q4_0", r=2),
     *(replace(_BASE, name=s.name, d=s.d) for s in (SMOLLM2_135M, LLAMA_7B)),
 )
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import gguf
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-# ||out - oracle|| / ||oracle||. Weights are rounded to the dtype before the oracle sees them, and all sums
-# are float32, so the narrow dtypes need no more room.
-TOLERANCES = {"float32": 2e-6, "bfloat16": 2e-6, "float16": 2e-6}
+from pallas_kernels import Rows, split_blocks
+
+# ||out - oracle|| / ||oracle||. The oracle sees the weights after rounding to the format, and all sums are
+# float32, so the narrow formats need no more room.
+TOLERANCES = dict.fromkeys(("float32", "bfloat16", "float16", "q8_0", "q4_0"), 2e-6)
 NARROW = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "uint8": np.uint8}
 HAS_GPU = jax.default_backend() == "gpu"
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="jax.default_backend() is not 'gpu'")]
@@ -34,9 +38,22 @@ def relative_error(out, oracle: np.ndarray) -> float:
     return float(difference / norm if norm else difference)
 
 
-def narrow(array: np.ndarray | None, dtype: str) -> np.ndarray | None:
-    """Round an array to a dtype of the kernels."""
-    return None if array is None else array.astype(NARROW[dtype])
+def stored(array: np.ndarray | None, dtype: str) -> tuple[Rows | None, np.ndarray | None]:
+    """Return rows as the kernels hold them, and the weights that they stand for, by the gguf package."""
+    if array is None:
+        return None, None
+    if dtype in NARROW:
+        rounded = array.astype(NARROW[dtype])
+        return jnp.asarray(rounded), rounded
+    raw, weights = quantised(array, dtype)
+    return split_blocks(jnp.asarray(raw), dtype), weights
+
+
+def quantised(array: np.ndarray, fmt: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return GGUF bytes of rows and their weights, both by the gguf package."""
+    kind = gguf.GGMLQuantizationType[fmt.upper()]
+    raw = gguf.quants.quantize(array, kind)
+    return raw, gguf.quants.dequantize(raw, kind)
 
 
 def products(x: np.ndarray, w: np.ndarray | None, bias: np.ndarray | None) -> np.ndarray | None:
