@@ -223,7 +223,12 @@ def main() -> None:
         for format in args.formats.split(","):
             results += bench_sparse(format, args.repeats, args.gigabytes * 1e9, rng)
     if "matvec" in parts:
-        for format, num_out, num in (("f32", 576, 576), ("q8_0", 49152, 576)):
+        for format, num_out, num in (
+            ("f32", 576, 576),
+            ("q4_1", 576, 576),
+            ("q4_1", 192, 576),
+            ("q8_0", 49152, 576),
+        ):
             results += bench_matvec(format, num_out, num, args.repeats, rng)
     print_table(results)
     if args.json:
