@@ -73,10 +73,15 @@ def random_bytes(shape: tuple[int, int], format: str, num: int, rng: np.random.G
     """Fill records with plausible weights of a format, cheaply: one random tile, repeated."""
     fmt = FORMATS[format]
     tile = rng.integers(0, 256, (64, shape[1]), np.uint8)
-    if format == "f32":
-        tile = (rng.normal(size=(64, shape[1] // 4)) / np.sqrt(num)).astype(np.float32).view(np.uint8)
-    elif format in ("f16", "bf16"):
-        tile.reshape(64, -1, 2)[..., 1] &= 0xBB if format == "bf16" else 0xAB
+    if fmt.block_elems == 1:
+        normal = (rng.normal(size=(64, shape[1] // fmt.block_bytes)) / np.sqrt(num)).astype(np.float32)
+        if format == "f16":
+            tile = normal.astype(np.float16).view(np.uint8)
+        else:
+            tile = np.ascontiguousarray(
+                normal.view(np.uint8).reshape(*normal.shape, 4)[..., -fmt.block_bytes :]
+            )
+            tile = tile.reshape(64, -1)
     else:
         blocks = tile.reshape(64, -1, fmt.block_bytes)
         scale = np.float16({"q8_0": 0.0005, "q4_0": 0.008, "q4_1": 0.008}[format])
@@ -218,7 +223,12 @@ def main() -> None:
         for format in args.formats.split(","):
             results += bench_sparse(format, args.repeats, args.gigabytes * 1e9, rng)
     if "matvec" in parts:
-        for format, num_out, num in (("f32", 576, 576), ("q8_0", 49152, 576)):
+        for format, num_out, num in (
+            ("f32", 576, 576),
+            ("q4_1", 576, 576),
+            ("q4_1", 192, 576),
+            ("q8_0", 49152, 576),
+        ):
             results += bench_matvec(format, num_out, num, args.repeats, rng)
     print_table(results)
     if args.json:

@@ -14,29 +14,56 @@ from kairox_jax.host import rows
 from kairox_jax.host.compile import kernel
 from kairox_jax.host.rules import Rule
 
-_F32, _Q8_0 = rows.F32, rows.Q8_0
+_F32, _F16, _BF16, _Q8_0, _Q4_0, _Q4_1 = rows.F32, rows.F16, rows.BF16, rows.Q8_0, rows.Q4_0, rows.Q4_1
+# Less than this is read by the caller alone: passive workers wake in 50 to 90 us, as long as it takes.
+SERIAL_BYTES = 1 << 18
+
 _SILU, _RELU2, _FATRELU, _DRELU = int(Rule.SILU), int(Rule.RELU2), int(Rule.FATRELU), int(Rule.DRELU)
 
 
 @kernel()
 def _dot(code, row, x, num):
+    if code == _F16:
+        return rows.dot_f16(row, x, num)
+    if code == _BF16:
+        return rows.dot_bf16(row, x, num)
     if code == _Q8_0:
         return rows.dot_q8_0(row, x, num)
+    if code == _Q4_0:
+        return rows.dot_q4_0(row, x, num)
+    if code == _Q4_1:
+        return rows.dot_q4_1(row, x, num)
     return rows.dot_f32(row, x, num)
 
 
 @kernel()
 def _axpy(code, row, factor, out, num):
-    if code == _Q8_0:
-        rows.axpy_q8_0(row, factor, out, num)
-    else:
+    if code == _F32:
         rows.axpy_f32(row, factor, out, num)
+    elif code == _F16:
+        rows.axpy_f16(row, factor, out, num)
+    elif code == _BF16:
+        rows.axpy_bf16(row, factor, out, num)
+    elif code == _Q8_0:
+        rows.axpy_q8_0(row, factor, out, num)
+    elif code == _Q4_0:
+        rows.axpy_q4_0(row, factor, out, num)
+    elif code == _Q4_1:
+        rows.axpy_q4_1(row, factor, out, num)
 
 
 @kernel()
 def _unpack(code, row, out, num):
-    if code == _Q8_0:
+    if code == _F16:
+        rows.unpack_f16(row, out, num)
+    elif code == _BF16:
+        rows.unpack_bf16(row, out, num)
+    elif code == _Q8_0:
         rows.unpack_q8_0(row, out, num)
+    elif code == _Q4_0:
+        rows.unpack_q4_0(row, out, num)
+    elif code == _Q4_1:
+        rows.unpack_q4_1(row, out, num)
 
 
 @kernel()
@@ -75,6 +102,8 @@ def _ffn_chunk(x, records, num_rows, code, biases, ids, first, last, rule, thres
     for k in range(first, last):
         neuron = np.int64(ids[k])
         row = base + neuron * records.shape[1]
+        following = np.int64(ids[min(k + 1, last - 1)])
+        rows.prefetch_head(base + following * records.shape[1])
         # With more than one token a packed row is unpacked once, then used for all of them.
         row_code = code if batch == 1 else _F32
         any_passes = False
@@ -126,11 +155,18 @@ def _ffn_chunk(x, records, num_rows, code, biases, ids, first, last, rule, thres
 
 @kernel(parallel=True)
 def ffn(x, records, num_rows, code, biases, ids, chunk, rule, threshold, partials, out, active):
-    for c in prange(partials.shape[0]):
-        last = min((c + 1) * chunk, ids.shape[0])
-        _ffn_chunk(
-            x, records, num_rows, code, biases, ids, c * chunk, last, rule, threshold, partials[c], active
-        )
+    if ids.shape[0] * records.shape[1] < SERIAL_BYTES:
+        for c in range(partials.shape[0]):
+            _ffn_chunk(
+                x, records, num_rows, code, biases, ids, c * chunk, min((c + 1) * chunk, ids.shape[0]),
+                rule, threshold, partials[c], active,
+            )  # fmt: skip
+    else:
+        for c in prange(partials.shape[0]):
+            _ffn_chunk(
+                x, records, num_rows, code, biases, ids, c * chunk, min((c + 1) * chunk, ids.shape[0]),
+                rule, threshold, partials[c], active,
+            )  # fmt: skip
     out[:] = 0
     for c in range(partials.shape[0]):
         for b in range(out.shape[0]):
@@ -138,19 +174,25 @@ def ffn(x, records, num_rows, code, biases, ids, chunk, rule, threshold, partial
                 out[b, d] += partials[c, b, d]
 
 
+@kernel()
+def _matvec_chunk(x, matrix, code, first, last, out):
+    """Multiply rows first:last of the matrix with every token."""
+    batch, num = x.shape
+    wide_rows = np.empty(num if batch > 1 and code != _F32 else 1, np.float32)
+    wide, x_data = wide_rows.ctypes.data, x.ctypes.data
+    for v in range(first, last):
+        row, row_code = matrix.ctypes.data + v * matrix.shape[1], code
+        if batch > 1 and code != _F32:
+            _unpack(code, row, wide, num)
+            row, row_code = wide, _F32
+        for b in range(batch):
+            out[b, v] = _dot(row_code, row, x_data + 4 * b * num, num)
+
+
 @kernel(parallel=True)
 def matvec(x, matrix, code, chunk, out):
-    num_out = matrix.shape[0]
-    batch, num = x.shape
-    for c in prange((num_out + chunk - 1) // chunk):
-        wide_rows = np.empty(num if batch > 1 and code != _F32 else 1, np.float32)
-        wide = wide_rows.ctypes.data
-        x_data = x.ctypes.data
-        for v in range(c * chunk, min((c + 1) * chunk, num_out)):
-            row = matrix.ctypes.data + v * matrix.shape[1]
-            row_code = code
-            if batch > 1 and code != _F32:
-                _unpack(code, row, wide, num)
-                row, row_code = wide, _F32
-            for b in range(batch):
-                out[b, v] = _dot(row_code, row, x_data + 4 * b * num, num)
+    if matrix.size < SERIAL_BYTES:
+        _matvec_chunk(x, matrix, code, 0, matrix.shape[0], out)
+    else:
+        for c in prange((matrix.shape[0] + chunk - 1) // chunk):
+            _matvec_chunk(x, matrix, code, c * chunk, min((c + 1) * chunk, matrix.shape[0]), out)

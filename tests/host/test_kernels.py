@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from kairox_jax.host import MAX_BATCH, Rule, kernels, matvec, reference, residual_ffn, threads
-from kairox_jax.quant import FORMATS, PackedRows
+from kairox_jax.quant import FORMATS, PackedRows, dequantize
 
 TOLERANCE = 1e-5  # relative, float32 weights and activations
 NUM_NEURONS = 150
 GATED = list(Rule)
+# Formats of single weights take rows of any length.
+CASES = [(name, num) for name in FORMATS for num in (64, 576, 100) if num % FORMATS[name].block_elems == 0]
 UNGATED = [Rule.RELU, Rule.RELU2, Rule.FATRELU]
 
 
@@ -71,6 +73,20 @@ def test_ffn_matches_float64(rng, num: int, batch: int, rows: int, rule: Rule, b
         assert relative_error(out, want) <= TOLERANCE
         assert (active[:, n:] == 7).all(), "nothing is written beyond n"
     assert 0.05 < active.mean() < 0.95, "the case must hold both active and inactive neurons"
+
+
+@pytest.mark.parametrize(("name", "num"), [case for case in CASES if case[0] != "f32"])
+@pytest.mark.parametrize("batch", [1, 3, MAX_BATCH])
+@pytest.mark.parametrize(("rows", "rule"), [(3, Rule.SILU), (3, Rule.RELU), (2, Rule.RELU2)])
+def test_ffn_of_packed_records(rng, name: str, num: int, batch: int, rows: int, rule: Rule) -> None:
+    x = rng.normal(size=(batch, num)).astype(np.float32)
+    raw = np.concatenate([packed(rng, NUM_NEURONS, num, name).data for _ in range(rows)], axis=1)
+    weights = dequantize(raw, name).reshape(NUM_NEURONS, rows, num)
+    ids = clear_cut(x, weights, None, rule, 0.1)
+    assert ids.size > NUM_NEURONS * 0.8
+    for n in (1, 37, ids.size):
+        out, want, _ = run(x, raw, None, ids, n, rule, 0.1, format=name)
+        assert relative_error(out, want) <= TOLERANCE
 
 
 @pytest.mark.parametrize("rule", GATED)
@@ -158,14 +174,22 @@ def test_matvec_matches_float64(rng, batch: int, name: str, num: int) -> None:
 
 
 def packed(rng: np.random.Generator, num_rows: int, num: int, name: str) -> PackedRows:
-    """Random bytes as rows: every level of every format, and scales of normal size."""
-    if name == "f32":
-        return PackedRows(
-            data=rng.normal(size=(num_rows, num)).astype(np.float32).view(np.uint8), format=name
-        )
+    """Random rows with every level of every format, and subnormal float16 numbers."""
+    if FORMATS[name].block_elems == 1:
+        normal = rng.normal(size=(num_rows, num)).astype(np.float32)
+        if name == "bf16":
+            data = (normal.view(np.uint32) >> 16).astype(np.uint16)
+        elif name == "f16":
+            normal[:, ::3] *= 2.0**-18
+            data = normal.astype(np.float16)
+        else:
+            data = normal
+        return PackedRows(data=data.view(np.uint8), format=name)
     data = rng.integers(0, 256, (num_rows, FORMATS[name].row_bytes(num)), np.uint8)
     blocks = data.reshape(num_rows, -1, FORMATS[name].block_bytes)
-    blocks[..., :2] = rng.uniform(-1, 1, blocks.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
+    for offset in (0, 2) if name == "q4_1" else (0,):
+        scales = (rng.uniform(-1, 1, blocks.shape[:2]) / 32).astype(np.float16)
+        blocks[..., offset : offset + 2] = scales[..., None].view(np.uint8)
     return PackedRows(data=data, format=name)
 
 
@@ -245,13 +269,14 @@ out, want = np.zeros((1, 100), np.float32), np.zeros((1, 100))
 residual_ffn(x, records, None, ids, 99, Rule.RELU, 0, out, active)
 reference.residual_ffn(x, records, None, ids, 99, Rule.RELU, 0, want, active)
 assert np.linalg.norm(out - want) <= 1e-5 * np.linalg.norm(want)
-data = rng.integers(0, 256, (50, 68), np.uint8)
-data[:, [1, 35]] &= 0xBB
-matrix = PackedRows(data=data, format="q8_0")
-x, out, want = x[:, :64].copy(), np.zeros((1, 50), np.float32), np.zeros((1, 50))
-matvec(x, matrix, out)
-reference.matvec(x, matrix, want)
-assert np.linalg.norm(out - want) <= 1e-5 * np.linalg.norm(want)
+for name, row_bytes in (("f16", 128), ("bf16", 128), ("q8_0", 68), ("q4_0", 36), ("q4_1", 40)):
+    data = rng.integers(0, 256, (50, row_bytes), np.uint8)
+    data[:, 1::2] &= 0xBB  # small exponents, whatever the block
+    matrix, x = PackedRows(data=data, format=name), rng.normal(size=(1, 64)).astype(np.float32)
+    out, want = np.zeros((1, 50), np.float32), np.zeros((1, 50))
+    matvec(x, matrix, out)
+    reference.matvec(x, matrix, want)
+    assert np.linalg.norm(out - want) <= 1e-5 * np.linalg.norm(want), name
 print(threads.start())
 """
 
