@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kairox_jax.balancing.contract import Active, Prior, Shape
+from kairox_jax.balancing.contract import Active, Costs, Plan, Prior, Resident, Shape
 from kairox_jax.balancing.split import Split, SplitState
 
 HORIZON = 16  # steps looked ahead: at the default discount the rest weighs less than 2e-5
@@ -39,13 +39,17 @@ class Oracle(Split):
         self._ahead = [self._future(step) for step in range(HORIZON)]
         return super().init(shape, prior)
 
-    def _value(self, state: SplitState, layer: int, active: Active) -> np.ndarray:
-        """Return activation now plus the true discounted reuse."""
+    def plan(
+        self, state: SplitState, layer: int, active: Active, resident: Resident, costs: Costs
+    ) -> tuple[SplitState, Plan]:
+        """Look one step further at each first layer, then plan as ``split`` does."""
         if layer == 0:
-            self._advance(state.slow.table.shape)
-        np.multiply(self._reuse[layer], np.float32(self.reuse), out=state.value)
-        state.value += active
-        return state.value
+            self._advance(state.momentum.table.shape)
+        return super().plan(state, layer, active, resident, costs)
+
+    def _expected(self, state: SplitState, layer: int, ids: np.ndarray) -> np.ndarray:
+        """Return the true discounted reuse."""
+        return self._reuse[layer].take(ids)
 
     def _advance(self, size: tuple[int, ...]) -> None:
         self._step += 1

@@ -35,16 +35,19 @@ def worst_first(ids: Int[np.ndarray, " n"], scores: Shaped[np.ndarray, " F"]) ->
 
 
 def best_of(
-    ids: Int[np.ndarray, " n"], scores: Shaped[np.ndarray, " F"], count: int
-) -> Int[np.ndarray, " k"]:
-    """Return the ``count`` of ``ids`` with the best scores, best first; ties in no particular order."""
+    ids: Int[np.ndarray, " n"], scores: Shaped[np.ndarray, " n"], count: int
+) -> tuple[Int[np.ndarray, " k"], Shaped[np.ndarray, " k"]]:
+    """Return the ``count`` of ``ids`` with the best of their ``scores``, best first, and those scores.
+
+    Ties are in no particular order.
+    """
     if count <= 0:
-        return ids[:0]
-    keys = -scores[ids]
+        return ids[:0], scores[:0]
     if count < ids.size:
-        chosen = np.argpartition(keys, count - 1)[:count]
-        ids, keys = ids[chosen], keys[chosen]
-    return ids[np.argsort(keys)]
+        chosen = scores.argpartition(ids.size - count)[ids.size - count :]
+        ids, scores = ids.take(chosen), scores.take(chosen)
+    order = scores.argsort()[::-1]
+    return ids.take(order), scores.take(order)
 
 
 def exchange(
@@ -73,11 +76,17 @@ def exchange(
     return Plan(loads[:count], leaves[: max(count - costs.free_slots, 0)])
 
 
-def loads_in_window(costs: Costs) -> int:
-    """Return how many records arrive before the layer's FFN starts; a link without cost takes them all."""
-    room_ms = costs.window_ms - costs.link_ms_fixed
+def loads_in_window(costs: Costs, link_ms: float | None = None, fixed_ms: float | None = None) -> int:
+    """Return how many records arrive before the layer's FFN starts; a link without cost takes them all.
+
+    Args:
+        costs: of the layer.
+        link_ms, fixed_ms: in place of the costs' own ``link_ms_per_record`` and ``link_ms_fixed``.
+    """
+    link_ms = costs.link_ms_per_record if link_ms is None else link_ms
+    room_ms = costs.window_ms - (costs.link_ms_fixed if fixed_ms is None else fixed_ms)
     if room_ms < 0:
         return 0
-    if costs.link_ms_per_record <= 0:
+    if link_ms <= 0:
         return costs.max_moves
-    return min(int(room_ms / costs.link_ms_per_record + 1e-9), costs.max_moves)
+    return min(int(room_ms / link_ms + 1e-9), costs.max_moves)
