@@ -116,7 +116,7 @@ class Plan(_Moves):
 
     Attributes:
         load: int32 ids to load, best first: the executor sends them in this order.
-        evict: int32 ids to evict, least useful first.
+        evict: int32 ids to evict; all of them leave, or as many as the executor needs.
         wait: so many of the first loads are waited for before the layer's device part runs; 0, the rule,
             leaves what is late to the host (as does an executor that cannot wait). Not part of the pair.
     """

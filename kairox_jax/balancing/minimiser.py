@@ -101,19 +101,19 @@ def best_whole_count(time: LayerTime, host: float, device: float, limit: int) ->
     """
     in_time = min(time.in_time, limit)
     host_alone = host * time.cpu + time.cpu_fixed
-    candidates = {0, in_time, limit}
-    if in_time < limit:
-        candidates.add(in_time + 1)
-    crossings = []
-    if time.cpu + time.gpu > 0:
-        late_start = time.gpu_second if in_time < limit else 0.0
-        crossings.append((host_alone - device * time.gpu) / (time.cpu + time.gpu))
-        crossings.append((host_alone - device * time.gpu - late_start) / (time.cpu + time.gpu))
-    slope = time.cpu + time.gpu + time.link
-    if slope > 0:
-        ready = time.link_fixed - time.window + time.gpu_second - in_time * time.gpu
-        crossings.append((host_alone - ready) / slope)
-    for crossing in crossings:
-        below = math.floor(crossing)
-        candidates.update(k for k in (below, below + 1) if 0 < k < limit)
-    return min(candidates, key=lambda k: (time.layer_ms(k, k, in_time, host, device), k))
+    candidates = [0, limit]
+    rate = time.cpu + time.gpu
+    if rate > 0:
+        crossing = math.floor((host_alone - device * time.gpu) / rate)
+        if crossing >= in_time and in_time < limit:  # the host is still slower: consider waiting
+            device_bound = math.floor((host_alone - device * time.gpu - time.gpu_second) / rate)
+            ready = time.link_fixed - time.window + time.gpu_second - in_time * time.gpu
+            link_bound = math.floor((host_alone - ready) / (rate + time.link))
+            late = min(max(min(device_bound, link_bound), in_time), limit - 1)
+            candidates += [in_time, late, late + 1]
+        else:
+            early = min(max(crossing, 0), max(in_time - 1, 0))
+            candidates += [early, min(early + 1, in_time)]
+    times = [time.layer_ms(k, k, in_time, host, device) for k in candidates]
+    least = min(times)
+    return min(k for k, ms in zip(candidates, times, strict=True) if ms == least)

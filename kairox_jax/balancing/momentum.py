@@ -1,7 +1,6 @@
-"""Expected activation of every neuron from decayed counts at two time scales over the offline prior.
+"""Expected activation of every neuron: decayed counts over the offline prior.
 
-Recent steps are summed apart and folded into the decayed table every few steps: a step then costs one
-short pass, not several.
+The weight of a step grows instead of the table fading, so that an update adds and a choice only looks up.
 """
 
 from __future__ import annotations
@@ -9,72 +8,55 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32, Int
+from jaxtyping import Float32
 
 from kairox_jax.balancing.contract import Active, Prior, Shape
 
-FOLD_STEPS = 4  # steps that are summed before they enter the table; also the span of the short scale
+LARGEST_WEIGHT = 1e6  # then a table is rescaled: float32 keeps 7 digits
 
 
 @dataclass
 class Momentum:
-    """Decayed activation counts; all arrays are updated in place.
+    """Decayed activation counts; ``table[layer] * factor(layer)`` is the expected activation, 0..1.
 
     Attributes:
-        table: float32 [L, F], decayed counts of the steps before the recent ones.
-        recent: [L, F] sums of at most ``FOLD_STEPS`` recent steps: uint8, or float32 once shares come.
-        steps: [L], steps seen.
-        total: [L], decayed number of steps in the table, the prior's included.
-        decay: of a step, in (0, 1).
+        table: float32 [L, F], counts times the weight of their step; updated in place.
+        weight: of the last step, for each layer.
+        total: decayed number of steps, the prior's included, for each layer.
+        decay: share of a count that is left after a step, in (0, 1).
+        buffer: float32 [F], for a step.
     """
 
     table: Float32[np.ndarray, "L F"]
-    recent: np.ndarray
-    steps: list[int]
+    weight: list[float]
     total: list[float]
     decay: float
+    buffer: Float32[np.ndarray, " F"]
 
     def add(self, layer: int, active: Active) -> None:
         """Count one step of a layer."""
-        if active.dtype != bool and self.recent.dtype == np.uint8:
-            self.recent = self.recent.astype(np.float32)
-        recent = self.recent[layer]
-        np.add(recent, active.view(np.uint8) if active.dtype == bool else active, out=recent)
-        self.steps[layer] += 1
-        if (self.steps[layer] + layer) % FOLD_STEPS == 0:  # layers take turns: no step pays for all
-            self._fold(layer)
+        weight = self.weight[layer] / self.decay
+        if weight > LARGEST_WEIGHT:
+            self.table[layer] /= np.float32(weight)
+            weight = 1.0
+        self.weight[layer] = weight
+        self.total[layer] = self.total[layer] * self.decay + 1.0
+        np.multiply(active, np.float32(weight), out=self.buffer)
+        row = self.table[layer]
+        row += self.buffer
 
-    def _fold(self, layer: int) -> None:
-        table, recent = self.table[layer], self.recent[layer]
-        fade = self.decay**FOLD_STEPS
-        table *= np.float32(fade)
-        table += recent
-        recent[:] = 0
-        self.total[layer] = self.total[layer] * fade + FOLD_STEPS
-
-    def at(self, layer: int, ids: Int[np.ndarray, " n"], recent_weight: float) -> Float32[np.ndarray, " n"]:
-        """Return the expected activation of some neurons of a layer, about 0..1.
-
-        Args:
-            layer: 0..L-1.
-            ids: neurons.
-            recent_weight: how much more one of the recent steps counts than an older one.
-        """
-        scale = 1.0 / (self.total[layer] + FOLD_STEPS * recent_weight)
-        value = self.table[layer].take(ids)
-        value *= np.float32(scale)
-        value += self.recent[layer].take(ids) * np.float32(scale * recent_weight)
-        return value
+    def factor(self, layer: int) -> float:
+        """Return what turns a table entry into an expected activation."""
+        return 1.0 / (self.weight[layer] * self.total[layer])
 
 
 def new_momentum(shape: Shape, prior: Prior | None, decay: float, prior_steps: float) -> Momentum:
     """Return the momentum in which the prior (one half without one) counts as ``prior_steps`` steps."""
-    size = (shape.num_layers, shape.num_neurons)
-    share = np.full(size, 0.5, np.float32) if prior is None else prior
+    share = np.full((shape.num_layers, shape.num_neurons), 0.5, np.float32) if prior is None else prior
     return Momentum(
         (share * prior_steps).astype(np.float32),
-        np.zeros(size, np.uint8),
-        [0] * shape.num_layers,
+        [1.0] * shape.num_layers,
         [float(prior_steps)] * shape.num_layers,
         decay,
+        np.empty(shape.num_neurons, np.float32),
     )

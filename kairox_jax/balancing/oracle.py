@@ -47,9 +47,9 @@ class Oracle(Split):
             self._advance(state.momentum.table.shape)
         return super().plan(state, layer, active, resident, costs)
 
-    def _expected(self, state: SplitState, layer: int, ids: np.ndarray) -> np.ndarray:
+    def _expected(self, state: SplitState, layer: int) -> tuple[np.ndarray, float]:
         """Return the true discounted reuse."""
-        return self._reuse[layer].take(ids)
+        return self._reuse[layer], 1.0
 
     def _advance(self, size: tuple[int, ...]) -> None:
         self._step += 1

@@ -41,13 +41,28 @@ def best_of(
 
     Ties are in no particular order.
     """
-    if count <= 0:
-        return ids[:0], scores[:0]
-    if count < ids.size:
-        chosen = scores.argpartition(ids.size - count)[ids.size - count :]
-        ids, scores = ids.take(chosen), scores.take(chosen)
+    ids, scores = some_best(ids, scores, count)
     order = scores.argsort()[::-1]
     return ids.take(order), scores.take(order)
+
+
+def some_best(
+    ids: Int[np.ndarray, " n"], scores: Shaped[np.ndarray, " n"], count: int
+) -> tuple[Int[np.ndarray, " k"], Shaped[np.ndarray, " k"]]:
+    """Return what ``best_of`` does in no particular order."""
+    if count >= ids.size:
+        return ids, scores
+    if count <= 0:
+        return ids[:0], scores[:0]
+    chosen = scores.argpartition(ids.size - count)[ids.size - count :]
+    return ids.take(chosen), scores.take(chosen)
+
+
+def some_worst(ids: Int[np.ndarray, " n"], scores: Shaped[np.ndarray, " n"], count: int) -> np.ndarray:
+    """Return the ``count`` of ``ids`` with the worst of their ``scores``, in no particular order."""
+    if count >= ids.size:
+        return ids
+    return ids.take(scores.argpartition(count)[: max(count, 0)])
 
 
 def exchange(
