@@ -69,7 +69,7 @@ def read_trace(path: str | Path) -> Trace:
         FileNotFoundError: no such file.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             fields = {key: archive[key] for key in archive.files}
     except (zipfile.BadZipFile, ValueError, EOFError, AttributeError, TypeError) as error:
         raise ValueError(f"trace {path}: no .npz archive of plain arrays ({error})") from None
