@@ -2,6 +2,7 @@
 
 from kairox_jax.balancing.contract import Costs, Plan, Policy, Shape, Times, check_plan
 from kairox_jax.balancing.guide import Guide
+from kairox_jax.balancing.split import Split
 from kairox_jax.balancing.start import hottest, initial_residents, share_slots
 from kairox_jax.balancing.static import Static
 from kairox_jax.balancing.table import POLICIES, make_policy
@@ -13,6 +14,7 @@ __all__ = [
     "Plan",
     "Policy",
     "Shape",
+    "Split",
     "Static",
     "Times",
     "check_plan",

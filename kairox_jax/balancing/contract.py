@@ -66,7 +66,8 @@ class Costs:
         window_ms: from now until this layer's FFN starts, less what the link must first finish; records
             that arrive within it are hits of this step, later ones are residual (or waited for). May be
             negative: the link is still busy when the FFN starts.
-        gpu_ms_fixed: device time of this layer's FFN without any hit.
+        can_wait: the executor can hold a layer back until the first ``Plan.wait`` loads are there.
+        gpu_ms_second: device time of the second pass over records that were waited for.
         cpu_ms_fixed: host time of this layer's FFN without any residual, paid when there is one.
         record_bytes: bytes of one record.
     """
@@ -78,7 +79,8 @@ class Costs:
     link_ms_per_record: float = 0.0
     link_ms_fixed: float = 0.0
     window_ms: float = 0.0
-    gpu_ms_fixed: float = 0.0
+    can_wait: bool = False
+    gpu_ms_second: float = 0.0
     cpu_ms_fixed: float = 0.0
     record_bytes: int = 0
 
@@ -114,9 +116,9 @@ class Plan(_Moves):
 
     Attributes:
         load: int32 ids to load, best first: the executor sends them in this order.
-        evict: int32 ids to evict, least useful first.
+        evict: int32 ids to evict; all of them leave, or as many as the executor needs.
         wait: so many of the first loads are waited for before the layer's device part runs; 0, the rule,
-            leaves what is late to the host. Not part of the pair.
+            leaves what is late to the host (as does an executor that cannot wait). Not part of the pair.
     """
 
     wait: int

@@ -94,3 +94,7 @@ class Guide:
         if layer is None and self.anb:
             state.modifier = balance(state.modifier, times)
         return state
+
+    def report(self, state: GuideState) -> dict[str, float]:
+        """Return the modifier and the sum of all momentum."""
+        return {"modifier": state.modifier, "momentum_sum": float(state.momentum.sum(dtype=np.float64))}

@@ -6,12 +6,36 @@ import inspect
 from typing import Any
 
 from kairox_jax.balancing.contract import Policy
+from kairox_jax.balancing.current import Current, CurrentFreq
+from kairox_jax.balancing.dynamic import Dynamic
+from kairox_jax.balancing.eager import Eager
 from kairox_jax.balancing.guide import Guide
+from kairox_jax.balancing.layers import Layers
+from kairox_jax.balancing.lfu import LFU
+from kairox_jax.balancing.lru import LRU
+from kairox_jax.balancing.oracle import Oracle
+from kairox_jax.balancing.paper import Paper
+from kairox_jax.balancing.paper_artifact import PaperArtifact
+from kairox_jax.balancing.split import Split
 from kairox_jax.balancing.static import Static
+from kairox_jax.balancing.topk import EagerLambda0, TopK
 
 POLICIES: dict[str, type] = {
+    "current": Current,
+    "current-freq": CurrentFreq,
+    "dynamic": Dynamic,
+    "eager": Eager,
+    "eager-lambda0": EagerLambda0,
     "guide": Guide,
+    "layers": Layers,
+    "lfu": LFU,
+    "lru": LRU,
+    "oracle": Oracle,
+    "paper": Paper,
+    "paper-artifact": PaperArtifact,
+    "split": Split,
     "static": Static,
+    "topk": TopK,
 }
 
 

@@ -18,7 +18,9 @@ def test_every_plan_keeps_the_invariants(name: str, data: st.DataObject) -> None
     capacity = np.array(data.draw(st.lists(st.integers(0, NEURONS), min_size=LAYERS, max_size=LAYERS)))
     shape = Shape(LAYERS, NEURONS, capacity)
     prior = rng.random((LAYERS, NEURONS)) if data.draw(st.booleans()) else None
-    policy = make_policy(name)
+    future = rng.random((16, LAYERS, NEURONS)) < 0.3
+    known = {"future": lambda step: future[step] if step < 16 else None} if name == "oracle" else {}
+    policy = make_policy(name, **known)
     state, resident = policy.init(shape, prior), initial_residents(policy, shape, prior)
     assert (resident.sum(1) <= capacity).all()
     for _ in range(data.draw(st.integers(1, 12))):
@@ -31,6 +33,7 @@ def test_every_plan_keeps_the_invariants(name: str, data: st.DataObject) -> None
                 max_moves=data.draw(st.sampled_from([0, 1, 5, NEURONS])),
                 free_slots=int(capacity[layer]) - held,
                 gpu_ms_per_record=0.001,
+                can_wait=data.draw(st.booleans()),
                 cpu_ms_per_record=data.draw(st.sampled_from([0.0, 0.02, 1.0])),
                 link_ms_per_record=data.draw(st.sampled_from([0.0, 0.005, 1.0])),
                 link_ms_fixed=data.draw(st.sampled_from([0.0, 0.01])),

@@ -1,0 +1,68 @@
+"""Where the offline profile of a replayed trace comes from: never from the steps that are replayed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kairox_jax.sim.trace import Trace, read_trace
+
+PROFILE_FRAC = 0.25  # of a lone trace, used as its profile and then not replayed
+
+
+def check_same_model(traces: list[Trace]) -> None:
+    """Check that all traces have the same layers and neurons.
+
+    Raises:
+        ValueError: they have not.
+    """
+    first = traces[0]
+    for trace in traces[1:]:
+        if (trace.num_layers, trace.num_neurons) != (first.num_layers, first.num_neurons):
+            raise ValueError(
+                f"trace {trace.name} has {trace.num_layers} x {trace.num_neurons} neurons, {first.name} "
+                f"{first.num_layers} x {first.num_neurons}: replay traces of one model together"
+            )
+
+
+def priors_from_others(traces: list[Trace]) -> list[np.ndarray | None]:
+    """Return for each trace the mean frequencies of all others; None where there are none."""
+    frequencies = [trace.frequencies() for trace in traces]
+    total, count = np.sum(frequencies, axis=0), len(traces) - 1
+    return [((total - own) / count).astype(np.float32) if count else None for own in frequencies]
+
+
+def choose_priors(traces: list[Trace], source: str) -> tuple[list[np.ndarray | None], str]:
+    """Return a prior for each trace and a sentence that says where it is from.
+
+    Args:
+        traces: of one model.
+        source: "auto" (the other traces; a lone trace starts neutral), "none", or the path of a trace.
+
+    Raises:
+        ValueError: the path holds no trace of the same model.
+    """
+    if source == "none" or (source == "auto" and len(traces) == 1):
+        return [None] * len(traces), "no activation profile: neutral start (give --prior TRACE)"
+    if source == "auto":
+        return priors_from_others(traces), "activation profile of each trace: the other traces"
+    profile = read_trace(source)
+    check_same_model([traces[0], profile])
+    return [profile.frequencies()] * len(traces), f"activation profile: {profile.name}"
+
+
+def profiled(traces: list[Trace]) -> tuple[list[Trace], list[np.ndarray | None], str]:
+    """Return what to replay, with priors: of the other traces, or of a lone trace's first quarter."""
+    if len(traces) > 1:
+        return traces, priors_from_others(traces), "profile of each trace: the other traces"
+    (trace,) = traces
+    steps = int(trace.num_steps * PROFILE_FRAC)
+    if steps == 0:
+        raise ValueError(
+            f"trace {trace.name} has {trace.num_steps} steps: compare needs 4 or more, or 2 traces"
+        )
+    prior = trace.frequencies(slice(0, steps))
+    return (
+        [trace.cut(slice(steps, None))],
+        [prior],
+        f"profile: the first {steps} steps, which are not replayed",
+    )

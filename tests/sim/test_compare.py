@@ -1,0 +1,101 @@
+"""The command line of replay and compare, the table, and errors."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from kairox_jax.sim.cli_compare import add_compare_arguments, run_compare
+from kairox_jax.sim.cli_replay import add_replay_arguments, parse_capacity, run_replay
+from kairox_jax.sim.compare import parse_policy
+
+DATA = Path(__file__).parents[1] / "data" / "traces"
+TRACES = [str(DATA / f"smollm2-{name}.npz") for name in ("prose", "code")]
+
+
+def run(kind: str, *words: str) -> int:
+    parser = argparse.ArgumentParser()
+    add, call = {
+        "replay": (add_replay_arguments, run_replay),
+        "compare": (add_compare_arguments, run_compare),
+    }[kind]
+    add(parser)
+    return call(parser.parse_args(list(words)))
+
+
+def test_replay_prints_the_promised_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [TRACES[0], "--policy", "guide", "--param", "beta=0.5", "--steps", "4", "--capacity", "100"]
+    assert run("replay", *words, "--json", "--check") == 0
+    shown = json.loads(capsys.readouterr().out)
+    keys = {"step", "hit_rate", "promoted", "evicted", "t_gpu_ms", "t_io_ms", "t_cpu_ms", "modifier"}
+    assert len(shown["steps"]) == 4 and keys <= set(shown["steps"][0])
+    wanted = {"ms_per_token", "p99_ms", "hit_rate", "link_bytes", "wasted_promotions"}
+    assert wanted <= set(shown["totals"]) and "neutral start" in shown["prior"]
+
+
+def test_replay_parameters_matter(capsys: pytest.CaptureFixture[str]) -> None:
+    promoted = []
+    for beta in ("0.5", "0.95"):
+        run("replay", TRACES[0], "--param", f"beta={beta}", "--steps", "4", "--json")
+        promoted.append(json.loads(capsys.readouterr().out)["totals"]["promotions"])
+    assert promoted[0] > promoted[1]
+
+
+def test_replay_without_json_says_scale_and_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("replay", *TRACES, "--hardware", "pc-low", "--as-model", "llama-7b", "--steps", "2") == 0
+    printed = capsys.readouterr()
+    assert (
+        "ms_per_token" in printed.out and "7.16667 neurons" in printed.err and "other traces" in printed.err
+    )
+
+
+def test_compare_writes_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*TRACES, "--as-model", "llama-13b", "--steps", "6", "--out", str(tmp_path)]
+    words += ["--policies", "static,paper:tau_filter=literal,split,oracle", "--hardware", "pc-low"]
+    assert run("compare", *words) == 0
+    text = capsys.readouterr().out
+    split_row = next(line for line in text.splitlines() if line.startswith("split"))
+    assert split_row.count("*") == 2 and text.count("*(") == 2
+    summary = json.loads((tmp_path / "compare.json").read_text())
+    assert len(summary["cells"]) == 8
+    static = [cell["ms_per_token"] for cell in summary["cells"] if cell["policy"] == "static"]
+    split = [cell["ms_per_token"] for cell in summary["cells"] if cell["policy"] == "split"]
+    ratio = (static[0] / split[0] * static[1] / split[1]) ** 0.5
+    assert summary["split_is_faster_by"]["static"] == pytest.approx(ratio)
+    assert (tmp_path / "table.txt").read_text().startswith("ms a token")
+
+
+def test_capacity_is_slots_or_a_share() -> None:
+    assert parse_capacity("500") == 500 and isinstance(parse_capacity("1"), int)
+    assert parse_capacity("0.25") == 0.25 and isinstance(parse_capacity("1.0"), float)
+    with pytest.raises(argparse.ArgumentTypeError, match="half"):
+        parse_capacity("half")
+
+
+def test_policy_parameters_are_read() -> None:
+    assert parse_policy("paper:tau_filter=off:decay=0.5") == ("paper", {"tau_filter": "off", "decay": 0.5})
+    with pytest.raises(ValueError, match="name=value"):
+        parse_policy("paper:off")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--plots"], "--out"), (["--capacity", "some"], "some"), (["--policies", "best"], "unknown")],
+)
+def test_compare_refuses_what_it_cannot_do(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run("compare", *TRACES, "--steps", "1", "--hardware", "pc-low", *words)
+
+
+def test_plots_are_drawn_or_say_what_is_missing(tmp_path: Path) -> None:
+    words = [*TRACES, "--steps", "3", "--policies", "paper,split", "--hardware", "pc-low"]
+    words += ["--out", str(tmp_path), "--plots"]
+    try:
+        import matplotlib  # noqa: F401  # pyright: ignore
+    except ImportError:
+        with pytest.raises(ValueError, match="pip install matplotlib"):
+            run("compare", *words)
+        return
+    assert run("compare", *words) == 0
+    assert {"time.png", "hit_rate.png", "steps.png", "capacity.png"} <= {p.name for p in tmp_path.iterdir()}
