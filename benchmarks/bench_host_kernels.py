@@ -20,7 +20,7 @@ from numba import prange
 
 from kairox_jax.host import Rule, matvec, residual_ffn, thread_count, threads
 from kairox_jax.host.compile import kernel
-from kairox_jax.quant import FORMATS, PackedRows
+from kairox_jax.quant import FORMATS, PackedRows, RecordLayout
 
 
 @kernel(parallel=True)
@@ -133,7 +133,8 @@ def bench_sparse(
 ) -> list[dict[str, Any]]:
     """15 % of the records of 7B shapes, at random, beside all of them."""
     num, num_neurons = 4096, 11008
-    record_bytes = 3 * FORMATS[format].row_bytes(num)
+    layout = RecordLayout(num_elems=num, formats=(format,) * 3, alignment=1)
+    record_bytes = layout.record_bytes
     num_layers = max(1, round(size_bytes / record_bytes / num_neurons))
     records = random_bytes((num_layers * num_neurons, record_bytes), format, num, rng)
     layers = records.reshape(num_layers, num_neurons, record_bytes)
@@ -145,7 +146,7 @@ def bench_sparse(
 
     def token(chosen: list[np.ndarray]) -> None:
         for layer, ids in zip(layers, chosen, strict=True):
-            residual_ffn(x, layer, biases, ids, ids.size, Rule.RELU, 0, out, active, format=format)
+            residual_ffn(x, layer, biases, ids, ids.size, Rule.RELU, 0, out, active, layout=layout)
 
     calls = [lambda: token(some), lambda: token([every] * num_layers), stream_call(records)]
     sparse_s, dense_s, stream_s = measure(calls, repeats)

@@ -31,7 +31,7 @@ from kairox_jax.engine.whole import Whole
 from kairox_jax.host import thread_count
 from kairox_jax.io import TraceRecorder, open_checkpoint
 from kairox_jax.models import load_decoder
-from kairox_jax.placement import BudgetPlan, load_store
+from kairox_jax.placement import BudgetPlan, load_store, record_layout
 from pallas_kernels.implementations import resolve_implementation
 
 logger = logging.getLogger("kairox")
@@ -105,7 +105,12 @@ class Engine:
         self.device = jax.devices()[0]
         self.context_length = resolve_context(config, context_length)
         self.plan = make_plan(
-            config, mode=mode, placement=placement, context_length=self.context_length, device=self.device
+            config,
+            record_layout(checkpoint),
+            mode=mode,
+            placement=placement,
+            context_length=self.context_length,
+            device=self.device,
         )
         self.mode = mode
         self.threads = thread_count()
@@ -122,7 +127,9 @@ class Engine:
         thresholds = resolve_thresholds(config, found)
         prior = None if found is None else found.frequency
         if prior is None:
-            logger.warning("no activation profile for this model: slots start with the first neurons of each layer")
+            logger.warning(
+                "no activation profile for this model: slots start with the first neurons of each layer"
+            )
         self.policy_name = placement.policy
         policy = build_policy(placement, has_prior=prior is not None)
         dense_part = HostDense if self.device.platform == "cpu" else DeviceDense
@@ -182,7 +189,9 @@ class Engine:
         recorder = None
         if trace is not None:
             if self._hybrid is None:
-                raise ValueError("--trace-out needs the active neurons, which --mode dense does not tell: use exact")
+                raise ValueError(
+                    "--trace-out needs the active neurons, which --mode dense does not tell: use exact"
+                )
             recorder = TraceRecorder({"policy": self.policy_name, "prompt_tokens": len(ids)})
         return self._run(ids, config, trace, recorder, reuse)
 
@@ -324,6 +333,7 @@ def plan_only(
     checkpoint = open_checkpoint(model)
     return make_plan(
         checkpoint.config,
+        record_layout(checkpoint),
         mode=mode,
         placement=PlacementConfig() if placement is None else placement,
         context_length=resolve_context(checkpoint.config, context_length),

@@ -81,7 +81,12 @@ class HostDense:
         return rows.dequantize().reshape(*ids.shape, self.config.d_model)
 
     def front(
-        self, layer: int, x: Any, y_device: Any, y_host: Float[np.ndarray, "B D"], start: Int[np.ndarray, " B"]
+        self,
+        layer: int,
+        x: Any,
+        y_device: Any,
+        y_host: Float[np.ndarray, "B D"],
+        start: Int[np.ndarray, " B"],
     ) -> tuple[Float[np.ndarray, "B D"], Float[np.ndarray, "B D"]]:
         """Merge the FFN of the layer before, attend, and return the residual stream and the FFN's input."""
         if layer == 0:

@@ -17,7 +17,7 @@ from kairox_jax.engine.migrate import Migrator, MoveCounts
 from kairox_jax.engine.prefill import Prefill
 from kairox_jax.engine.programs import resident_program
 from kairox_jax.host import Rule, residual_ffn
-from kairox_jax.placement import NeuronStore, SlotTable, empty_slots, record_shape
+from kairox_jax.placement import NeuronStore, SlotTable, empty_slots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Hybrid:
         num_layers, num_neurons = config.num_layers, config.num_neurons
         shape = Shape(num_layers, num_neurons, slots_per_layer)
         self.table = SlotTable(num_layers, num_neurons, shape.capacity)
-        slots = [empty_slots(slots_per_layer, record_shape(config)) for _ in range(num_layers)]
+        slots = [empty_slots(slots_per_layer, store.layout) for _ in range(num_layers)]
         self.migrator = Migrator(store, self.table, slots, max_moves=max_moves)
         self.prefill = Prefill(store, dense, thresholds=thresholds)
         self.state: Any = policy.init(shape, prior)
@@ -164,7 +164,9 @@ class Hybrid:
         y, outside = self._y_host[layer % 2], self._outside[layer]
         fired = self._fired[:, : len(outside)]
         records, limit = self.store.layers[layer], float(self.thresholds[layer])
-        residual_ffn(h, records, None, outside, len(outside), self.rule, limit, y, fired)
+        residual_ffn(
+            h, records, None, outside, len(outside), self.rule, limit, y, fired, layout=self.store.layout
+        )
         active[outside[fired.any(axis=0)]] = True
         return y
 

@@ -14,7 +14,8 @@ from kairox_jax.config import MODES, ModelConfig, PlacementConfig
 from kairox_jax.engine.prefill import CHUNKS
 from kairox_jax.engine.programs import cache_length
 from kairox_jax.io import Checkpoint, Sparsity, load_sparsity, shipped_sparsity
-from kairox_jax.placement import BudgetPlan, Needs, plan_budget, record_shape
+from kairox_jax.placement import BudgetPlan, Needs, plan_budget, slot_bytes
+from kairox_jax.quant import RecordLayout
 from kairox_jax.placement.planner import FLOAT_BYTES
 
 DEFAULT_CONTEXT = 2048
@@ -89,7 +90,9 @@ def build_policy(placement: PlacementConfig, *, has_prior: bool) -> Policy:
     for name in ("tam_beta", "tam_threshold", "tam_evict", "anb_enable"):
         if getattr(placement, name) != getattr(defaults, name) and placement.policy in POLICIES:
             flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag} has no effect with --policy {placement.policy}: leave it out, or use guide")
+            raise ValueError(
+                f"{flag} has no effect with --policy {placement.policy}: leave it out, or use guide"
+            )
     return make_policy(placement.policy)
 
 
@@ -101,19 +104,21 @@ def dense_weight_count(config: ModelConfig) -> int:
     return tables + config.num_layers * (attention + 2 * config.d_model) + config.d_model
 
 
-def estimate_needs(config: ModelConfig, *, context_length: int, max_moves: int, on_accelerator: bool) -> Needs:
+def estimate_needs(
+    config: ModelConfig, layout: RecordLayout, *, context_length: int, max_moves: int, on_accelerator: bool
+) -> Needs:
     """Return the bytes of everything but slots, from sizes alone (no weight is read)."""
     length, chunk = cache_length(context_length), CHUNKS[-1]
-    record_bytes = int(np.prod(record_shape(config))) * FLOAT_BYTES
     positions = config.num_layers * length * config.num_kv_heads * config.head_dim
-    streamed = STREAMED_LAYERS * config.num_neurons * record_bytes
+    # Packed records of two layers, and one of them unpacked.
+    streamed = config.num_neurons * (STREAMED_LAYERS * layout.record_bytes + slot_bytes(layout))
     wide = max(3 * config.num_neurons, 4 * config.d_model, config.num_heads * length)
     return Needs(
         dense_bytes=dense_weight_count(config) * FLOAT_BYTES,
         cache_bytes=2 * positions * FLOAT_BYTES,
-        workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * record_bytes,
+        workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * layout.record_bytes,
         runtime_bytes=RUNTIME_BYTES if on_accelerator else 0,
-        record_bytes=record_bytes,
+        slot_bytes=slot_bytes(layout),
     )
 
 
@@ -128,7 +133,13 @@ def device_free_bytes(device: jax.Device) -> int | None:
 
 
 def make_plan(
-    config: ModelConfig, *, mode: str, placement: PlacementConfig, context_length: int, device: jax.Device
+    config: ModelConfig,
+    layout: RecordLayout,
+    *,
+    mode: str,
+    placement: PlacementConfig,
+    context_length: int,
+    device: jax.Device,
 ) -> BudgetPlan:
     """Plan the device's memory; see ``plan_budget`` for the errors."""
     check_mode(mode)
@@ -141,6 +152,7 @@ def make_plan(
         placement = replace(placement, gpu_cache_neurons=config.num_neurons)
     needs = estimate_needs(
         config,
+        layout,
         context_length=context_length,
         max_moves=placement.max_moves,
         on_accelerator=device.platform != "cpu",

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int, UInt8
 
 from kairox_jax.balancing import Plan
 from kairox_jax.placement import NeuronStore, SlotArrays, SlotTable, commit_records
@@ -23,7 +23,7 @@ class Arrival:
 
     neurons: Int[np.ndarray, " n"]
     slots: Int[np.ndarray, " n"]
-    transfer: Future[tuple[Float[Array, "M R D"], float]]
+    transfer: Future[tuple[UInt8[Array, "M nbytes"], float]]
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Migrator:
             kept = self.table.commit(layer, arrival.neurons, arrival.slots)
             at = np.full(records.shape[0], self.table.capacity[layer], np.int32)
             at[: len(kept)] = np.where(kept, arrival.slots, self.table.capacity[layer])
-            self.slots[layer] = commit_records(self.slots[layer], records, at)
+            self.slots[layer] = commit_records(self.slots[layer], records, at, layout=self.store.layout)
             self._unused[layer, arrival.neurons[kept]] = True
             self.counts.promotions += len(kept)
             self.counts.wasted_promotions += int(np.count_nonzero(~kept))
@@ -115,7 +115,7 @@ class Migrator:
             return
         reserved = self.table.reserve(layer, neurons)
         records = jax.device_put(self.store.gather(layer, neurons))
-        self.slots[layer] = commit_records(self.slots[layer], records, reserved)
+        self.slots[layer] = commit_records(self.slots[layer], records, reserved, layout=self.store.layout)
         self.table.commit(layer, neurons, reserved)
 
     def take_counts(self) -> MoveCounts:
@@ -127,7 +127,7 @@ class Migrator:
         """Stop the worker; transfers on the way are finished, none is begun."""
         self._worker.shutdown(wait=True, cancel_futures=True)
 
-    def _send(self, layer: int, neurons: Int[np.ndarray, " n"]) -> tuple[Float[Array, "M R D"], float]:
+    def _send(self, layer: int, neurons: Int[np.ndarray, " n"]) -> tuple[UInt8[Array, "M nbytes"], float]:
         rows = 1 << (len(neurons) - 1).bit_length()
         begin = perf_counter()
         records = jax.device_put(self.store.gather(layer, neurons, rows=rows))

@@ -62,7 +62,7 @@ class Prefill:
     def __init__(self, store: NeuronStore, dense: DensePart, *, thresholds: Float[np.ndarray, " L"]) -> None:
         self.store, self.dense, self.thresholds = store, dense, thresholds
         config = dense.config
-        self._layer = prefill_program(dense.rebuild, config.norm_eps, config.activation)
+        self._layer = prefill_program(dense.rebuild, config.norm_eps, config.activation, store.layout)
 
     def __call__(self, ids: Int[np.ndarray, " T"], start: int) -> Float[Array, "1 D"]:
         """Run the tokens of one sequence.

@@ -14,7 +14,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from kairox_jax.models import KVCache, neuron_values, rms_norm
-from kairox_jax.placement import SlotArrays
+from kairox_jax.placement import SlotArrays, unpack_records
+from kairox_jax.quant import RecordLayout
 from pallas_kernels.gather_down import gather_down
 from pallas_kernels.gather_gate_up import gather_gate_up
 
@@ -90,7 +91,7 @@ def front_program(rebuild: Rebuild, eps: float) -> Callable[..., tuple[Array, Ar
 def prefill_program(rebuild: Rebuild, eps: float, activation: str) -> Callable[..., tuple[Array, KVCache]]:
     """Compile a layer over many tokens with the FFN read from its neuron records.
 
-    ``(leaves, ffn_norm [D], records [F,R,D], threshold [], x [B,T,D], start [B], cache, attend) -> x, cache``.
+    ``(leaves, ffn_norm [D], records [F,bytes], threshold [], x [B,T,D], start [B], cache, attend) -> x, cache``.
     Every neuron is computed and the inactive ones are dropped: the same function as ``exact``. The records are an
     argument, so that they are streamed to a device that cannot hold them, one layer ahead of the computation.
     """
@@ -108,8 +109,9 @@ def prefill_program(rebuild: Rebuild, eps: float, activation: str) -> Callable[.
         y, cache = rebuild(leaves)(x, start, cache, attend=attend)
         x = x + y
         h = rms_norm(x, ffn_norm, eps)
-        z, _ = neuron_values(h @ records[:, 0].T, h @ records[:, 1].T, activation, threshold)
-        return x + z @ records[:, 2], cache
+        gate, up, down = unpack_records(records, layout)
+        z, _ = neuron_values(h @ gate.T, h @ up.T, activation, threshold)
+        return x + z @ down, cache
 
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
 

@@ -6,4 +6,14 @@ from kairox_jax.host.rows import host_formats
 from kairox_jax.host.rules import Rule
 from kairox_jax.host.threads import thread_count
 
-__all__ = ["MAX_BATCH", "AttentionWeights", "HostAttention", "Rule", "host_formats", "host_norm", "matvec", "residual_ffn", "thread_count"]
+__all__ = [
+    "MAX_BATCH",
+    "AttentionWeights",
+    "HostAttention",
+    "Rule",
+    "host_formats",
+    "host_norm",
+    "matvec",
+    "residual_ffn",
+    "thread_count",
+]

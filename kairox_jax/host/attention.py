@@ -184,6 +184,8 @@ class HostAttention:
         return self._h
 
 
-def host_norm(x: Float[np.ndarray, "B D"], scale: Float[np.ndarray, " D"], eps: float) -> Float[np.ndarray, "B D"]:
+def host_norm(
+    x: Float[np.ndarray, "B D"], scale: Float[np.ndarray, " D"], eps: float
+) -> Float[np.ndarray, "B D"]:
     """Divide by the root mean square over D and scale; float32 [B, D]."""
     return x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps)) * scale

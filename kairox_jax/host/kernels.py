@@ -12,6 +12,7 @@ from jaxtyping import Float, Int32, UInt8
 from kairox_jax.host import loops, rows, threads
 from kairox_jax.host.rules import GATED_ONLY, Rule
 from kairox_jax.quant.formats import PackedRows, block_format
+from kairox_jax.quant.records import RecordLayout
 
 # Neurons whose sum one thread makes; with at most MAX_CHUNKS sums, adding them is little beside the reading.
 MIN_CHUNK = 32
@@ -40,25 +41,26 @@ def _check_floats(name: str, array: np.ndarray, shape: tuple[int | None, ...]) -
         )
 
 
-def _record_rows(records: np.ndarray, num: int, format: str) -> tuple[np.ndarray, int]:
-    """Return the records as bytes [F, record bytes], and the rows in one."""
+def _record_layout(
+    records: np.ndarray, num: int, layout: RecordLayout | None
+) -> tuple[np.ndarray, RecordLayout]:
+    """Return the records as bytes [F, record bytes], and their layout."""
     if not records.flags.c_contiguous:
         raise ValueError("records are not C-contiguous: one neuron must be one run of bytes")
-    if records.dtype == np.float32 and records.ndim == 3 and format == "f32":
-        raw = records.reshape(records.shape[0], -1).view(np.uint8)
-    elif records.dtype == np.uint8 and records.ndim == 2:
-        raw = records
-    else:
+    if layout is None:
+        if records.dtype != np.float32 or records.ndim != 3 or records.shape[2] != num:
+            raise ValueError(
+                f"records are {records.dtype} {records.shape}: expected float32 [F, R, {num}], or bytes with a layout"
+            )
+        layout = RecordLayout(num_elems=num, formats=("f32",) * records.shape[1], alignment=1)
+        return records.reshape(records.shape[0], -1).view(np.uint8), layout
+    if records.dtype != np.uint8 or records.ndim != 2 or records.shape[1] != layout.record_bytes:
         raise ValueError(
-            f"records are {records.dtype} {records.shape} of format {format}: "
-            "expected uint8 [F, record bytes], or float32 [F, R, D] of format f32"
+            f"records are {records.dtype} {records.shape}: this layout needs uint8 [F, {layout.record_bytes}]"
         )
-    num_rows, rest = divmod(raw.shape[1], block_format(format).row_bytes(num))
-    if rest or num_rows not in (2, 3):
-        raise ValueError(
-            f"a record of {raw.shape[1]} bytes is not 2 or 3 {format} rows of {num} weights: check D, format"
-        )
-    return raw, num_rows
+    if layout.num_elems != num:
+        raise ValueError(f"records of {layout.num_elems} weights a row do not fit x of {num}")
+    return records, layout
 
 
 def residual_ffn(
@@ -72,13 +74,13 @@ def residual_ffn(
     out: Float[np.ndarray, "B D"],
     active: UInt8[np.ndarray, "B capacity"],
     *,
-    format: str = "f32",
+    layout: RecordLayout | None = None,
 ) -> None:
     """Compute what the chosen neurons of one layer add to the FFN's output.
 
     Args:
         x: float32 [B, D], normalised FFN inputs, B 1 to 8.
-        records: one layer's neurons: float32 [F, R, D], or uint8 [F, bytes] of R rows of ``format``.
+        records: one layer's neurons: uint8 [F, bytes] as ``layout`` says, or float32 [F, R, D] without one.
             R = 3: gate row, up row, down column; R = 2: up row, down column.
         biases: float32 [F, R-1] (gate and up, or up), or None.
         ids: int32; the first n are evaluated, each in [0, F) (not checked) and at most once.
@@ -87,14 +89,15 @@ def residual_ffn(
         threshold: of SILU (on |z|) and FATRELU (on the gate); other rules take no notice.
         out: float32 [B, D], overwritten with the sum of z times the down column over active neurons.
         active: uint8 [B, >= n]; [b, k] becomes 1 where neuron ids[k] is active for token b, else 0.
-        format: key of ``quant.FORMATS`` that the records are stored in.
+        layout: formats and places of a record's rows.
 
     Raises:
         ValueError: shapes, types or the rule do not fit together.
     """
     _check_floats("x", x, (None, None))
     batch, num = x.shape
-    raw, num_rows = _record_rows(records, num, format)
+    raw, layout = _record_layout(records, num, layout)
+    num_rows = len(layout.formats)
     _check_floats("out", out, (batch, num))
     if not 1 <= batch <= MAX_BATCH:
         raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
@@ -110,15 +113,13 @@ def residual_ffn(
         raise ValueError(f"active is {active.dtype} {active.shape}: expected uint8 [{batch}, at least {n}]")
     if num_rows == 2 and rule.name.lower() in GATED_ONLY:
         raise ValueError(f"rule {rule.name} needs a gate row, but the records hold two rows")
-    if format not in rows.CODES:
-        raise ValueError(f"host kernels read {', '.join(rows.CODES)}, not {format}: convert the records")
     chunk = max(MIN_CHUNK, -(-n // MAX_CHUNKS))
     with threads.owner:
         threads.start()
         partials = _partials(-(-n // chunk), batch, num)
         loops.ffn(
-            x, raw, num_rows, rows.CODES[format], biases, ids[:n], chunk, int(rule), np.float32(threshold),
-            partials, out, active,
+            x, raw, num_rows == 3, rows.CODES[layout.formats[0]], rows.CODES[layout.formats[-1]],
+            layout.row_bytes[0], biases, ids[:n], chunk, int(rule), np.float32(threshold), partials, out, active,
         )  # fmt: skip
 
 

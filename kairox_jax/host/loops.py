@@ -88,12 +88,12 @@ def _value(rule, threshold, gate, up, gated):
 
 
 @kernel()
-def _ffn_chunk(x, records, num_rows, code, biases, ids, first, last, rule, threshold, partial, active):
+def _ffn_chunk(
+    x, records, gated, code, down_code, row_bytes, biases, ids, first, last, rule, threshold, partial, active,
+):  # fmt: skip
     """Add up neurons ids[first:last] into partial [B, D]; the whole record is read while it is in cache."""
     batch, num = x.shape
-    gated = num_rows == 3
-    row_bytes = records.shape[1] // num_rows
-    wide_rows = np.empty(num if batch > 1 and code != _F32 else 1, np.float32)
+    wide_rows = np.empty(num if batch > 1 else 1, np.float32)
     wide = wide_rows.ctypes.data
     x_data, partial_data = x.ctypes.data, partial.ctypes.data
     base = records.ctypes.data
@@ -133,7 +133,7 @@ def _ffn_chunk(x, records, num_rows, code, biases, ids, first, last, rule, thres
                 continue
             up = _dot(row_code, source, x_data + 4 * b * num, num)
             if biases.shape[0] > 0:
-                up += biases[neuron, num_rows - 2]
+                up += biases[neuron, biases.shape[1] - 1]
             if not gated and not _passes(rule, threshold, up):
                 continue
             z, is_active = _value(rule, threshold, gates[b], up, gated)
@@ -145,8 +145,9 @@ def _ffn_chunk(x, records, num_rows, code, biases, ids, first, last, rule, thres
             continue
         row += row_bytes
         source = row
-        if row_code != code:
-            _unpack(code, row, wide, num)
+        row_code = down_code if batch == 1 else _F32
+        if row_code != down_code:
+            _unpack(down_code, row, wide, num)
             source = wide
         for b in range(batch):
             if active[b, k]:
@@ -154,18 +155,20 @@ def _ffn_chunk(x, records, num_rows, code, biases, ids, first, last, rule, thres
 
 
 @kernel(parallel=True)
-def ffn(x, records, num_rows, code, biases, ids, chunk, rule, threshold, partials, out, active):
+def ffn(
+    x, records, gated, code, down_code, row_bytes, biases, ids, chunk, rule, threshold, partials, out, active,
+):  # fmt: skip
     if ids.shape[0] * records.shape[1] < SERIAL_BYTES:
         for c in range(partials.shape[0]):
             _ffn_chunk(
-                x, records, num_rows, code, biases, ids, c * chunk, min((c + 1) * chunk, ids.shape[0]),
-                rule, threshold, partials[c], active,
+                x, records, gated, code, down_code, row_bytes, biases, ids,
+                c * chunk, min((c + 1) * chunk, ids.shape[0]), rule, threshold, partials[c], active,
             )  # fmt: skip
     else:
         for c in prange(partials.shape[0]):
             _ffn_chunk(
-                x, records, num_rows, code, biases, ids, c * chunk, min((c + 1) * chunk, ids.shape[0]),
-                rule, threshold, partials[c], active,
+                x, records, gated, code, down_code, row_bytes, biases, ids,
+                c * chunk, min((c + 1) * chunk, ids.shape[0]), rule, threshold, partials[c], active,
             )  # fmt: skip
     out[:] = 0
     for c in range(partials.shape[0]):

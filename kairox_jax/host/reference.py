@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kairox_jax.host.rules import Rule
-from kairox_jax.quant.formats import PackedRows, dequantize
+from kairox_jax.quant import PackedRows, RecordLayout
 
 
 def residual_ffn(
@@ -19,12 +19,12 @@ def residual_ffn(
     out: np.ndarray,
     active: np.ndarray,
     *,
-    format: str = "f32",
+    layout: RecordLayout | None = None,
 ) -> None:
     """Do what ``kernels.residual_ffn`` does, in the precision of ``x`` and ``out`` (float32 or float64)."""
     chosen = ids[:n].astype(np.int64)
-    if records.dtype == np.uint8:
-        records = dequantize(records, format).reshape(records.shape[0], -1, x.shape[1])
+    if layout is not None:
+        records = layout.unpack(records)
     weights = records[chosen].astype(out.dtype)
     offsets = np.zeros(weights.shape[:2])[:, :-1] if biases is None else biases[chosen].astype(out.dtype)
     inputs = np.einsum("bd,nrd->rbn", x.astype(out.dtype), weights[:, :-1]) + offsets.T[:, None, :]

@@ -97,7 +97,9 @@ def read_trace(path: str | Path) -> Trace:
 def _checked_padding(path: str | Path, packed: np.ndarray, num_neurons: int) -> int:
     spare = -num_neurons % 8
     if spare and (packed[..., -1] & ((1 << spare) - 1)).any():
-        raise ValueError(f"trace {path}: bits are set beyond num_neurons {num_neurons}: one of the two is wrong")
+        raise ValueError(
+            f"trace {path}: bits are set beyond num_neurons {num_neurons}: one of the two is wrong"
+        )
     return num_neurons
 
 
@@ -105,7 +107,9 @@ def _read_ids(path: str | Path, ids: np.ndarray | None, steps: int) -> np.ndarra
     if ids is None:
         return None
     if ids.dtype.kind not in "iu" or ids.shape != (steps,):
-        raise ValueError(f"trace {path}: token_ids is {ids.dtype}{list(ids.shape)}, expected integers [{steps}]")
+        raise ValueError(
+            f"trace {path}: token_ids is {ids.dtype}{list(ids.shape)}, expected integers [{steps}]"
+        )
     return ids.astype(np.int64)
 
 

@@ -1,8 +1,9 @@
 """Where neurons live: the host's store, the device's slots, and the plan of a memory budget."""
 
 from kairox_jax.placement.planner import BudgetPlan, Needs, plan_budget
-from kairox_jax.placement.slots import SlotArrays, SlotTable, commit_records, empty_slots
-from kairox_jax.placement.store import NeuronStore, aligned_empty, load_store, record_shape
+from kairox_jax.placement.slots import SlotArrays, SlotTable, commit_records, empty_slots, slot_bytes
+from kairox_jax.placement.store import NeuronStore, load_store, record_layout
+from kairox_jax.placement.unpack import unpack_records, unpack_rows
 
 __all__ = [
     "BudgetPlan",
@@ -10,10 +11,12 @@ __all__ = [
     "NeuronStore",
     "SlotArrays",
     "SlotTable",
-    "aligned_empty",
     "commit_records",
     "empty_slots",
     "load_store",
     "plan_budget",
-    "record_shape",
+    "record_layout",
+    "slot_bytes",
+    "unpack_records",
+    "unpack_rows",
 ]

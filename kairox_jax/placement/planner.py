@@ -20,14 +20,14 @@ class Needs:
         cache_bytes: keys and values of the whole context.
         workspace_bytes: activations, streamed layers of the prefill, staging buffers.
         runtime_bytes: what the driver and the compiler's runtime keep for themselves.
-        record_bytes: one neuron's record.
+        slot_bytes: one neuron in the slot arrays.
     """
 
     dense_bytes: int
     cache_bytes: int
     workspace_bytes: int
     runtime_bytes: int
-    record_bytes: int
+    slot_bytes: int
 
     @property
     def fixed_bytes(self) -> int:
@@ -58,7 +58,7 @@ class BudgetPlan:
     @property
     def slot_bytes(self) -> int:
         """Bytes of all slots."""
-        return self.slots_per_layer * self.num_layers * self.needs.record_bytes
+        return self.slots_per_layer * self.num_layers * self.needs.slot_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -117,7 +117,7 @@ def plan_budget(
             "name a smaller budget or free the device"
         )
     limit = device_free_bytes if budget is None else budget
-    per_slot = config.num_layers * needs.record_bytes
+    per_slot = config.num_layers * needs.slot_bytes
     asked = placement.gpu_cache_neurons
     if asked is not None and asked > config.num_neurons:
         raise ValueError(

@@ -7,8 +7,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt8
 
+from kairox_jax.placement.unpack import unpack_records
+from kairox_jax.quant import RecordLayout
 from pallas_kernels.slot_scatter import slot_scatter
 
 NONE = -1
@@ -112,22 +114,29 @@ class SlotTable:
 SlotArrays = tuple[Float[Array, "C D"], ...]
 
 
-def empty_slots(capacity: int, record_shape: tuple[int, int]) -> SlotArrays:
-    """Return one layer's zeroed slot arrays: R arrays of [C, D], one for each row of a record.
+def empty_slots(capacity: int, layout: RecordLayout) -> SlotArrays:
+    """Return one layer's zeroed slot arrays: R arrays float32 [C, D], one for each row of a record.
 
     R separate arrays because a slice of a stacked one would be copied before each matrix product.
     """
-    rows, width = record_shape
-    return tuple(jnp.zeros((capacity, width), jnp.float32) for _ in range(rows))
+    return tuple(jnp.zeros((capacity, layout.num_elems), jnp.float32) for _ in layout.formats)
 
 
-@partial(jax.jit, donate_argnums=0)
-def commit_records(slots: SlotArrays, staging: Float[Array, "M R D"], at: Int[Array, " M"]) -> SlotArrays:
-    """Scatter arrived records into their slots, in place: the passed arrays are donated.
+def slot_bytes(layout: RecordLayout) -> int:
+    """Return the bytes that one neuron takes in the slot arrays."""
+    return len(layout.formats) * layout.num_elems * 4
+
+
+@partial(jax.jit, donate_argnames="slots", static_argnames="layout")
+def commit_records(
+    slots: SlotArrays, staging: UInt8[Array, "M nbytes"], at: Int[Array, " M"], *, layout: RecordLayout
+) -> SlotArrays:
+    """Unpack arrived records and scatter them into their slots, in place: the passed arrays are donated.
 
     Args:
         slots: one layer's arrays, R of [C, D].
-        staging: records [M, R, D].
+        staging: packed records [M, record bytes].
         at: slot of each record, int32 [M]; C or more drops the row (padding).
+        layout: of the records.
     """
-    return slot_scatter(slots, staging, at)
+    return slot_scatter(slots, jnp.stack(unpack_records(staging, layout), axis=1), at)

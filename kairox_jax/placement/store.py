@@ -7,30 +7,36 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 
 from kairox_jax.config import ModelConfig
+from kairox_jax.quant import PackedRows, RecordLayout
 
-GATED_ROWS = ("w_gate", "w_up", "w_down")
 ALIGNMENT = 64  # bytes; JAX's CPU backend takes an aligned NumPy array without a copy
 
 
-class TensorSource(Protocol):
+class RowSource(Protocol):
     """What the store needs of a checkpoint."""
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelConfig:
+        """The model's facts."""
+        ...
 
     def tensor(self, name: str) -> np.ndarray:
         """Return a fresh float32 array by canonical name."""
         ...
 
+    def packed(self, name: str) -> PackedRows | None:
+        """Return a matrix in the file's own rows, or None where it does not keep it by row."""
+        ...
 
-def aligned_empty(shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
-    """Return an uninitialised float32 array whose first byte is aligned to ``ALIGNMENT``."""
-    size = int(np.prod(shape)) * 4
-    raw = np.empty(size + ALIGNMENT, np.uint8)
+
+def aligned_bytes(rows: int, row_bytes: int) -> UInt8[np.ndarray, "rows nbytes"]:
+    """Return an uninitialised uint8 array whose first byte is aligned to ``ALIGNMENT``."""
+    raw = np.empty(rows * row_bytes + ALIGNMENT, np.uint8)
     offset = -raw.ctypes.data % ALIGNMENT
-    return raw[offset : offset + size].view(np.float32).reshape(shape)
+    return raw[offset : offset + rows * row_bytes].reshape(rows, row_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +44,19 @@ class NeuronStore:
     """Records of all layers.
 
     Attributes:
-        layers: one array a layer, float32 [F, R, D]: the gate row, up row and down column of a neuron lie together.
+        layout: formats and places of a record's rows, the same in every layer.
+        layers: one array a layer, uint8 [F, record bytes]: gate row, up row and down column of a neuron.
+        biases: one array a layer, float32 [F, R-1], or None for a model without.
     """
 
-    layers: tuple[Float[np.ndarray, "F R D"], ...]
+    layout: RecordLayout
+    layers: tuple[UInt8[np.ndarray, "F nbytes"], ...]
+    biases: tuple[Float[np.ndarray, "F r"], ...] | None = None
 
     @property
     def record_bytes(self) -> int:
         """Bytes of one neuron's record."""
-        return self.layers[0][0].nbytes
+        return self.layout.record_bytes
 
     @property
     def nbytes(self) -> int:
@@ -55,10 +65,10 @@ class NeuronStore:
 
     def gather(
         self, layer: int, ids: Int[np.ndarray, " n"], *, rows: int | None = None
-    ) -> Float[np.ndarray, "M R D"]:
+    ) -> UInt8[np.ndarray, "M nbytes"]:
         """Copy records into a fresh staging buffer.
 
-        The buffer is new at each call because a transfer may still read it after this function's caller has moved on.
+        Fresh at each call: a transfer may still read the buffer after the caller has moved on.
 
         Args:
             layer: index of the layer.
@@ -66,20 +76,38 @@ class NeuronStore:
             rows: length M of the buffer, at least n; the rows after n are left as they are. None takes n.
 
         Returns:
-            float32 [M, R, D].
+            uint8 [M, record bytes].
         """
-        records = self.layers[layer]
-        staging = aligned_empty((len(ids) if rows is None else rows, *records.shape[1:]))
-        np.take(records, ids, axis=0, out=staging[: len(ids)], mode="clip")
+        staging = aligned_bytes(len(ids) if rows is None else rows, self.record_bytes)
+        np.take(self.layers[layer], ids, axis=0, out=staging[: len(ids)], mode="clip")
         return staging
 
 
-def record_shape(config: ModelConfig) -> tuple[int, int]:
-    """Return (R, D) of a record."""
-    return len(GATED_ROWS), config.d_model
+def row_names(config: ModelConfig) -> tuple[str, ...]:
+    """Return the canonical names of a record's rows, in order."""
+    return ("w_gate", "w_up", "w_down") if config.gated else ("w_up", "w_down")
 
 
-def load_store(source: TensorSource, *, progress: Callable[[int], None] = lambda layer: None) -> NeuronStore:
+def record_layout(source: RowSource) -> RecordLayout:
+    """Return the layout that keeps a checkpoint's rows as they are.
+
+    Gate and up rows keep the file's format where all layers have the same one. The down matrix is transposed in
+    most files: its columns are then kept in float32.
+    """
+    config = source.config
+    *inputs, down = (_common_format(source, name) for name in row_names(config))
+    row = inputs[0] if len(set(inputs)) == 1 else "f32"
+    return RecordLayout(num_elems=config.d_model, formats=(row,) * len(inputs) + (down,))
+
+
+def _common_format(source: RowSource, name: str) -> str:
+    """Return the format that a matrix has in all layers, or float32 where they differ or are transposed."""
+    packed = [source.packed(f"layers.{layer}.{name}") for layer in range(source.config.num_layers)]
+    formats = {"f32" if rows is None else rows.format for rows in packed}
+    return formats.pop() if len(formats) == 1 else "f32"
+
+
+def load_store(source: RowSource, *, progress: Callable[[int], None] = lambda layer: None) -> NeuronStore:
     """Read every neuron of a checkpoint into records.
 
     Args:
@@ -89,13 +117,25 @@ def load_store(source: TensorSource, *, progress: Callable[[int], None] = lambda
     Returns:
         The store, read-only.
     """
-    config = source.config
+    config, layout = source.config, record_layout(source)
     layers = []
     for layer in range(config.num_layers):
-        records = aligned_empty((config.num_neurons, *record_shape(config)))
-        for row, name in enumerate(GATED_ROWS):
-            records[:, row] = source.tensor(f"layers.{layer}.{name}")
+        records = aligned_bytes(config.num_neurons, layout.record_bytes)
+        for row, name in enumerate(row_names(config)):
+            layout.put(records, row, _rows(source, f"layers.{layer}.{name}", layout.formats[row]))
         records.flags.writeable = False
         layers.append(records)
         progress(layer)
-    return NeuronStore(layers=tuple(layers))
+    biases = None
+    if config.ffn_bias:
+        names = [f"layers.{layer}.b_up" for layer in range(config.num_layers)]
+        biases = tuple(np.ascontiguousarray(source.tensor(name)[:, None]) for name in names)
+    return NeuronStore(layout=layout, layers=tuple(layers), biases=biases)
+
+
+def _rows(source: RowSource, name: str, format: str) -> PackedRows:
+    """Return a matrix's rows in the layout's format: the file's own, or float32."""
+    packed = source.packed(name)
+    if packed is not None and packed.format == format:
+        return packed
+    return PackedRows(data=source.tensor(name).view(np.uint8), format="f32")

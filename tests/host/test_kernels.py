@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kairox_jax.host import MAX_BATCH, Rule, kernels, matvec, reference, residual_ffn, threads
-from kairox_jax.quant import FORMATS, PackedRows, dequantize
+from kairox_jax.quant import FORMATS, PackedRows, RecordLayout
 
 TOLERANCE = 1e-5  # relative, float32 weights and activations
 NUM_NEURONS = 150
@@ -50,12 +50,12 @@ def clear_cut(
     return np.flatnonzero((distance > 1e-5).all(axis=-1))[::-1].astype(np.int32)
 
 
-def run(x, records, biases, ids, n, rule, threshold, format="f32"):
+def run(x, records, biases, ids, n, rule, threshold, layout=None):
     out = np.full(x.shape, np.nan, np.float32)
     active = np.full((x.shape[0], ids.size), 7, np.uint8)
-    residual_ffn(x, records, biases, ids, n, rule, threshold, out, active, format=format)
+    residual_ffn(x, records, biases, ids, n, rule, threshold, out, active, layout=layout)
     want, want_active = np.full(x.shape, np.nan), np.full_like(active, 7)
-    reference.residual_ffn(x, records, biases, ids, n, rule, threshold, want, want_active, format=format)
+    reference.residual_ffn(x, records, biases, ids, n, rule, threshold, want, want_active, layout=layout)
     np.testing.assert_array_equal(active, want_active)
     return out, want, active
 
@@ -78,14 +78,21 @@ def test_ffn_matches_float64(rng, num: int, batch: int, rows: int, rule: Rule, b
 @pytest.mark.parametrize(("name", "num"), [case for case in CASES if case[0] != "f32"])
 @pytest.mark.parametrize("batch", [1, 3, MAX_BATCH])
 @pytest.mark.parametrize(("rows", "rule"), [(3, Rule.SILU), (3, Rule.RELU), (2, Rule.RELU2)])
-def test_ffn_of_packed_records(rng, name: str, num: int, batch: int, rows: int, rule: Rule) -> None:
+@pytest.mark.parametrize("down", ["f32", "as the rest"])
+def test_ffn_of_packed_records(
+    rng, name: str, num: int, batch: int, rows: int, rule: Rule, down: str
+) -> None:
+    down = name if down == "as the rest" else down
     x = rng.normal(size=(batch, num)).astype(np.float32)
-    raw = np.concatenate([packed(rng, NUM_NEURONS, num, name).data for _ in range(rows)], axis=1)
-    weights = dequantize(raw, name).reshape(NUM_NEURONS, rows, num)
+    layout = RecordLayout(num_elems=num, formats=(name,) * (rows - 1) + (down,))
+    raw = np.zeros((NUM_NEURONS, layout.record_bytes), np.uint8)
+    for row, row_format in enumerate(layout.formats):
+        layout.put(raw, row, packed(rng, NUM_NEURONS, num, row_format))
+    weights = layout.unpack(raw)
     ids = clear_cut(x, weights, None, rule, 0.1)
     assert ids.size > NUM_NEURONS * 0.8
     for n in (1, 37, ids.size):
-        out, want, _ = run(x, raw, None, ids, n, rule, 0.1, format=name)
+        out, want, _ = run(x, raw, None, ids, n, rule, 0.1, layout)
         assert relative_error(out, want) <= TOLERANCE
 
 
@@ -242,7 +249,7 @@ def test_errors_say_what_was_expected(rng) -> None:
         ({"active": active[:, :2]}, "at least 3"),
         ({"records": records[:, :, ::2]}, "not C-contiguous"),
         ({"records": records.astype(np.float64)}, "records are float64"),
-        ({"records": np.zeros((5, 1000), np.uint8)}, "not 2 or 3 f32 rows"),
+        ({"records": np.zeros((5, 1000), np.uint8)}, "or bytes with a layout"),
         ({"records": records[:, :2].copy(), "rule": Rule.DRELU}, "needs a gate row"),
         ({"biases": np.zeros((NUM_NEURONS, 1), np.float32)}, "biases is float32"),
         ({"x": np.zeros((9, 64), np.float32), "out": np.zeros((9, 64), np.float32)}, "9 tokens"),
