@@ -88,7 +88,9 @@ def front_program(rebuild: Rebuild, eps: float) -> Callable[..., tuple[Array, Ar
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
 
 
-def prefill_program(rebuild: Rebuild, eps: float, activation: str) -> Callable[..., tuple[Array, KVCache]]:
+def prefill_program(
+    rebuild: Rebuild, eps: float, activation: str, layout: RecordLayout
+) -> Callable[..., tuple[Array, KVCache]]:
     """Compile a layer over many tokens with the FFN read from its neuron records.
 
     ``(leaves, ffn_norm [D], records [F,bytes], threshold [], x [B,T,D], start [B], cache, attend) -> x, cache``.
