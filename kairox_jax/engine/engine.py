@@ -13,12 +13,15 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from kairox_jax.balancing import Policy, make_policy
 from kairox_jax.config import GenerationConfig, PlacementConfig
 from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.hybrid import Hybrid
 from kairox_jax.engine.loading import (
     build_policy,
+    check_supported,
+    dense_thresholds,
     find_sparsity,
     make_plan,
     resolve_context,
@@ -28,9 +31,10 @@ from kairox_jax.engine.sampling import make_rng, sample
 from kairox_jax.engine.statistics import Statistics
 from kairox_jax.engine.text import TextStream
 from kairox_jax.engine.whole import Whole
-from kairox_jax.host import thread_count
-from kairox_jax.io import TraceRecorder, open_checkpoint
+from kairox_jax.host import limit_threads, thread_count
+from kairox_jax.io import Checkpoint, TraceRecorder, open_checkpoint
 from kairox_jax.models import load_decoder
+from kairox_jax.nvidia import limit_device_memory
 from kairox_jax.placement import BudgetPlan, load_store, record_layout
 from pallas_kernels.implementations import resolve_implementation
 
@@ -102,6 +106,9 @@ class Engine:
         placement = PlacementConfig() if placement is None else placement
         checkpoint = open_checkpoint(model)
         self.config = config = checkpoint.config
+        check_supported(config)
+        if placement.vram_budget_bytes is not None:
+            limit_device_memory(placement.vram_budget_bytes)
         self.device = jax.devices()[0]
         self.context_length = resolve_context(config, context_length)
         self.plan = make_plan(
@@ -113,35 +120,51 @@ class Engine:
             device=self.device,
         )
         self.mode = mode
+        if threads is not None:
+            limit_threads(threads)
         self.threads = thread_count()
         self.tokenizer = checkpoint.tokenizer()
         self.chat_template = checkpoint.chat_template
         self._whole: Whole | None = None
         self._hybrid: Hybrid | None = None
         self._cached: list[int] = []
-        if mode == "dense":
-            self.policy_name = None
-            self._whole = Whole(load_decoder(checkpoint), context_length=self.context_length)
-            return
-        found = find_sparsity(checkpoint, sparsity)
-        thresholds = resolve_thresholds(config, found)
-        prior = None if found is None else found.frequency
-        if prior is None:
-            logger.warning(
-                "no activation profile for this model: slots start with the first neurons of each layer"
-            )
-        self.policy_name = placement.policy
-        policy = build_policy(placement, has_prior=prior is not None)
-        dense_part = HostDense if self.device.platform == "cpu" else DeviceDense
+        self.policy_name = None if mode == "dense" else placement.policy
         self.implementation = resolve_implementation("auto", self.device.platform)
-        self._hybrid = Hybrid(
+        if mode == "dense" and self.device.platform != "cpu":
+            self._whole = Whole(load_decoder(checkpoint), context_length=self.context_length)
+        elif mode == "dense":
+            self._hybrid = self._load_hybrid(
+                checkpoint, dense_thresholds(config), make_policy("static"), None, placement
+            )
+        else:
+            found = find_sparsity(checkpoint, sparsity)
+            thresholds = resolve_thresholds(config, found)
+            prior = None if found is None else found.frequency
+            if prior is None:
+                logger.warning(
+                    "no activation profile for this model: the policy starts without knowing any neuron"
+                )
+            policy = build_policy(placement, has_prior=prior is not None)
+            self._hybrid = self._load_hybrid(checkpoint, thresholds, policy, prior, placement)
+
+    def _load_hybrid(
+        self,
+        checkpoint: Checkpoint,
+        thresholds: Float[np.ndarray, " L"],
+        policy: Policy,
+        prior: Float[np.ndarray, "L F"] | None,
+        placement: PlacementConfig,
+    ) -> Hybrid:
+        """Load the records and the dense part; where the device is the CPU itself, host kernels run the latter."""
+        dense_part = HostDense if self.device.platform == "cpu" else DeviceDense
+        return Hybrid(
             load_store(checkpoint),
             dense_part(checkpoint, batch=1, context_length=self.context_length),
-            config=config,
+            config=self.config,
             thresholds=thresholds,
             policy=policy,
             prior=prior,
-            slots_per_layer=self.plan.slots_per_layer,
+            slots_per_layer=0 if self.mode == "dense" else self.plan.slots_per_layer,
             max_moves=placement.max_moves,
             implementation=self.implementation,
         )
@@ -188,7 +211,7 @@ class Engine:
         self._check_prompt(ids)
         recorder = None
         if trace is not None:
-            if self._hybrid is None:
+            if self.mode == "dense":
                 raise ValueError(
                     "--trace-out needs the active neurons, which --mode dense does not tell: use exact"
                 )
@@ -200,8 +223,11 @@ class Engine:
         device = f"device {self.device.platform}:{self.device.device_kind}"
         if self.device.platform == "cpu":
             device = "no accelerator found: JAX's CPU backend is the device"
-        if self._hybrid is None:
-            return f"{device} | dense: all {self.config.num_neurons} neurons a layer on the device"
+        if self.mode == "dense":
+            where = (
+                "on the device" if self._whole is not None else f"by host kernels ({self.threads} threads)"
+            )
+            return f"{device} | dense: all {self.config.num_neurons} neurons a layer, {where}"
         return (
             f"{device} | attention and output: {self._hybrid.dense.name} | {self.plan.slots_per_layer} of "
             f"{self.config.num_neurons} neurons a layer in device slots ({self.implementation} kernels), the active "

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from kairox_jax.engine.programs import cache_length, split_module
 from kairox_jax.host import AttentionWeights, HostAttention, host_formats, host_norm, matvec

@@ -15,10 +15,20 @@ from kairox_jax.engine.prefill import CHUNKS
 from kairox_jax.engine.programs import cache_length
 from kairox_jax.io import Checkpoint, Sparsity, load_sparsity, shipped_sparsity
 from kairox_jax.placement import BudgetPlan, Needs, plan_budget, slot_bytes
-from kairox_jax.quant import RecordLayout
 from kairox_jax.placement.planner import FLOAT_BYTES
+from kairox_jax.quant import RecordLayout
 
 DEFAULT_CONTEXT = 2048
+# What the engine's programs and kernels assume; the Flax model covers more.
+SUPPORTED = {
+    "norm": "rmsnorm",
+    "positions": "rotary",
+    "parallel_block": False,
+    "gated": True,
+    "qkv_bias": False,
+    "out_bias": False,
+    "ffn_bias": False,
+}
 # What a CUDA context and XLA's runtime keep of a card's memory before the first array.
 RUNTIME_BYTES = 450_000_000
 STREAMED_LAYERS = 2  # the prefill holds one layer's records and receives the next
@@ -28,6 +38,20 @@ def check_mode(mode: str) -> None:
     """Raise ``ValueError`` for a mode that does not exist."""
     if mode not in MODES:
         raise ValueError(f"mode {mode!r} is unknown: choose one of {', '.join(MODES)}")
+
+
+def check_supported(config: ModelConfig) -> None:
+    """Raise ``ValueError`` for a model that the engine's decode step does not cover yet."""
+    found = [
+        f"{name} {getattr(config, name)}" for name, want in SUPPORTED.items() if getattr(config, name) != want
+    ]
+    if config.sliding_window is not None and config.sliding_window < config.context_length:
+        found.append(f"sliding_window {config.sliding_window}")
+    if found:
+        raise ValueError(
+            f"the engine does not run {config.family} models with {', '.join(found)} yet: "
+            "use the Flax model, kairox_jax.load_model(...)"
+        )
 
 
 def resolve_context(config: ModelConfig, context_length: int | None) -> int:
@@ -69,6 +93,12 @@ def resolve_thresholds(config: ModelConfig, sparsity: Sparsity | None) -> Float[
             )
         return thresholds
     return np.full(config.num_layers, config.activation_threshold, np.float32)
+
+
+def dense_thresholds(config: ModelConfig) -> Float[np.ndarray, " L"]:
+    """Return thresholds under which ``exact`` is the dense function: |silu(g) u| always exceeds -1."""
+    every = -1.0 if config.activation == "silu" else config.activation_threshold
+    return np.full(config.num_layers, every, np.float32)
 
 
 def build_policy(placement: PlacementConfig, *, has_prior: bool) -> Policy:
@@ -158,4 +188,4 @@ def make_plan(
         on_accelerator=device.platform != "cpu",
     )
     plan = plan_budget(config, placement, needs, device_free_bytes=device_free_bytes(device))
-    return replace(plan, reason="--mode dense keeps all on the device") if mode == "dense" else plan
+    return replace(plan, reason="--mode dense computes all of them") if mode == "dense" else plan

@@ -112,12 +112,13 @@ class Statistics:
             f"generated {self.generated_tokens} at {_speed(self.decode_tokens_per_s)}",
         ]
         if self.hit_rate is not None:
-            steps = max(self.decode_steps, 1)
-            parts += [
-                f"active neurons: {100 * self.hit_rate:.1f} % on the device, {100 - 100 * self.hit_rate:.1f} % on the host",
-                f"moved {self.promotions} in, {self.evictions} out ({self.link_bytes / 1e6:.1f} MB)",
-                f"ms a token: device {self.gpu_ms / steps:.1f}, link {self.io_ms / steps:.1f}, host {self.cpu_ms / steps:.1f}",
-            ]
+            gpu, io, cpu = (ms / max(self.decode_steps, 1) for ms in (self.gpu_ms, self.io_ms, self.cpu_ms))
+            on_device = 100 * self.hit_rate
+            parts.append(
+                f"active neurons: {on_device:.1f} % on the device, {100 - on_device:.1f} % on the host"
+            )
+            parts.append(f"moved {self.promotions} in, {self.evictions} out ({self.link_bytes / 1e6:.1f} MB)")
+            parts.append(f"ms a token: device {gpu:.1f}, link {io:.1f}, host {cpu:.1f}")
         return " | ".join(parts)
 
 

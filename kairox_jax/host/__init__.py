@@ -4,7 +4,7 @@ from kairox_jax.host.attention import AttentionWeights, HostAttention, host_norm
 from kairox_jax.host.kernels import MAX_BATCH, matvec, residual_ffn
 from kairox_jax.host.rows import host_formats
 from kairox_jax.host.rules import Rule
-from kairox_jax.host.threads import thread_count
+from kairox_jax.host.threads import limit_threads, thread_count
 
 __all__ = [
     "MAX_BATCH",
@@ -12,6 +12,7 @@ __all__ = [
     "HostAttention",
     "Rule",
     "host_formats",
+    "limit_threads",
     "host_norm",
     "matvec",
     "residual_ffn",

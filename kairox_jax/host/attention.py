@@ -174,8 +174,7 @@ class HostAttention:
         Returns:
             The FFN's normalised input [B, D]; overwritten by the next call.
         """
-        with threads.owner:
-            threads.start()
+        with threads.own():
             _front(
                 x, weights.norm, weights.ffn_norm, np.float32(self.config.norm_eps),
                 weights.wqkv.data, rows.CODES[weights.wqkv.format], weights.wo.data, rows.CODES[weights.wo.format],

@@ -75,6 +75,7 @@ def residual_ffn(
     active: UInt8[np.ndarray, "B capacity"],
     *,
     layout: RecordLayout | None = None,
+    num_threads: int | None = None,
 ) -> None:
     """Compute what the chosen neurons of one layer add to the FFN's output.
 
@@ -90,6 +91,7 @@ def residual_ffn(
         out: float32 [B, D], overwritten with the sum of z times the down column over active neurons.
         active: uint8 [B, >= n]; [b, k] becomes 1 where neuron ids[k] is active for token b, else 0.
         layout: formats and places of a record's rows.
+        num_threads: threads to use; None takes all. The result does not depend on it.
 
     Raises:
         ValueError: shapes, types or the rule do not fit together.
@@ -114,8 +116,7 @@ def residual_ffn(
     if num_rows == 2 and rule.name.lower() in GATED_ONLY:
         raise ValueError(f"rule {rule.name} needs a gate row, but the records hold two rows")
     chunk = max(MIN_CHUNK, -(-n // MAX_CHUNKS))
-    with threads.owner:
-        threads.start()
+    with threads.own(num_threads):
         partials = _partials(-(-n // chunk), batch, num)
         loops.ffn(
             x, raw, num_rows == 3, rows.CODES[layout.formats[0]], rows.CODES[layout.formats[-1]],
@@ -152,6 +153,5 @@ def matvec(
     if not 1 <= batch <= MAX_BATCH:
         raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
     _check_floats("out", out, (batch, raw.shape[0]))
-    with threads.owner:
-        threads.start()
+    with threads.own():
         loops.matvec(x, raw, rows.CODES[format], max(16, -(-raw.shape[0] // 64)), out)

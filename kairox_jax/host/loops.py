@@ -15,7 +15,7 @@ from kairox_jax.host.compile import kernel
 from kairox_jax.host.rules import Rule
 
 _F32, _F16, _BF16, _Q8_0, _Q4_0, _Q4_1 = rows.F32, rows.F16, rows.BF16, rows.Q8_0, rows.Q4_0, rows.Q4_1
-# Less than this is read by the caller alone: passive workers wake in 50 to 90 us, as long as it takes.
+# Less than this is read by the caller alone: waking sleeping workers takes as long.
 SERIAL_BYTES = 1 << 18
 
 _SILU, _RELU2, _FATRELU, _DRELU = int(Rule.SILU), int(Rule.RELU2), int(Rule.FATRELU), int(Rule.DRELU)

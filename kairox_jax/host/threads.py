@@ -6,8 +6,11 @@ caller at a time the owner of the parallel regions: the ``workqueue`` layer abor
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ if "NUMBA_THREADING_LAYER_PRIORITY" not in os.environ:
 
 owner = threading.RLock()
 _local = threading.local()
+_limit: dict[str, int] = {}
 
 
 def _allowed_cpus() -> list[int]:
@@ -57,10 +61,29 @@ def thread_count() -> int:
     """Return the threads that the kernels use.
 
     Returns:
-        The physical cores that affinity and container quota allow, at most ``NUMBA_NUM_THREADS``, at least 1.
+        What ``limit_threads`` set, else the physical cores that affinity and container quota allow, at most
+        ``NUMBA_NUM_THREADS``, at least 1.
     """
+    return _limit["threads"] if "threads" in _limit else _available_threads()
+
+
+@functools.cache
+def _available_threads() -> int:
     cores = len({_siblings(cpu) for cpu in _allowed_cpus()})
     return max(1, int(min(cores, _quota_cpus(), config.NUMBA_NUM_THREADS)))
+
+
+def limit_threads(num_threads: int) -> None:
+    """Let the kernels of this process use at most so many threads.
+
+    Raises:
+        ValueError: less than one, or more than ``NUMBA_NUM_THREADS`` allows.
+    """
+    if not 1 <= num_threads <= config.NUMBA_NUM_THREADS:
+        raise ValueError(
+            f"--threads {num_threads}: choose 1 to {config.NUMBA_NUM_THREADS}, the processors of this machine"
+        )
+    _limit["threads"] = num_threads
 
 
 def start() -> str:
@@ -74,3 +97,19 @@ def start() -> str:
             numba.set_num_threads(thread_count())
             _local.layer = threading_layer()
     return _local.layer
+
+
+@contextmanager
+def own(num_threads: int | None = None) -> Iterator[None]:
+    """Own the parallel regions for a while.
+
+    Args:
+        num_threads: threads to use, at most ``thread_count()``; None takes all of them.
+    """
+    with owner:
+        start()
+        most = thread_count()
+        wanted = most if num_threads is None else max(1, min(num_threads, most))
+        if numba.get_num_threads() != wanted:
+            numba.set_num_threads(wanted)
+        yield

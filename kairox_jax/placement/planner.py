@@ -113,15 +113,16 @@ def plan_budget(
     budget = placement.vram_budget_bytes
     if budget is not None and device_free_bytes is not None and budget > device_free_bytes:
         raise ValueError(
-            f"--vram-budget {budget / 1e6:.1f} MB exceeds the device's free memory of {device_free_bytes / 1e6:.1f} MB: "
-            "name a smaller budget or free the device"
+            f"--vram-budget {budget / 1e6:.1f} MB exceeds the {device_free_bytes / 1e6:.1f} MB that are free on the "
+            "device: name a smaller budget or free the device"
         )
     limit = device_free_bytes if budget is None else budget
     per_slot = config.num_layers * needs.slot_bytes
     asked = placement.gpu_cache_neurons
     if asked is not None and asked > config.num_neurons:
         raise ValueError(
-            f"--gpu-cache-neurons {asked}: a layer of this model has {config.num_neurons} neurons; ask for at most that"
+            f"--gpu-cache-neurons {asked}: a layer of this model has {config.num_neurons} neurons; "
+            "ask for at most that"
         )
     room = None if limit is None else (limit - needs.fixed_bytes) // per_slot
 
