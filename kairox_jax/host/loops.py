@@ -152,6 +152,8 @@ def _ffn_chunk(
         for b in range(batch):
             if active[b, k]:
                 _axpy(row_code, source, gates[b], partial_data + 4 * b * num, num)
+    # numba frees an array after its last use by name: this one keeps the scratch behind ``wide`` alive.
+    wide_rows[0] = 0
 
 
 @kernel(parallel=True)
@@ -190,6 +192,7 @@ def _matvec_chunk(x, matrix, code, first, last, out):
             row, row_code = wide, _F32
         for b in range(batch):
             out[b, v] = _dot(row_code, row, x_data + 4 * b * num, num)
+    wide_rows[0] = 0  # keeps the scratch alive, as in _ffn_chunk
 
 
 @kernel(parallel=True)
