@@ -1,1 +1,1 @@
-"""Measurements: each prints a table and writes JSON; the tables of the documentation are made from that JSON."""
+"""Measurements: each prints a table and writes JSON, from which the documentation's tables are made."""

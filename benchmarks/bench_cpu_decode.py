@@ -1,7 +1,7 @@
-"""Decode and prefill on a CPU: speed, memory, bytes touched, where the time goes, and llama.cpp in the same run.
+"""Decode and prefill on a CPU: speed, memory, bytes touched, where the time goes; llama.cpp in the same run.
 
-Every rival is a process of its own; they take turns, round by round, so that a machine that others use drifts for
-all alike. The first round warms up and is not counted. Tables go to stdout, progress to stderr.
+Every rival is a process of its own; they take turns, round by round, so that a machine that others use drifts
+for all alike. The first round warms up and is not counted. Tables go to stdout, progress to stderr.
 """
 
 from __future__ import annotations
@@ -17,31 +17,14 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.cpu_llama import BUILD
+from benchmarks.cpu_prompts import LONG_PROMPT, PREFILL_TOKENS, PROMPTS
 from benchmarks.rival_process import RivalProcess
 from benchmarks.spread import mean_parts, paired_ratios, spread
 from benchmarks.tables import cpu_decode_report
 
+START = perf_counter()
 PEER = "llama.cpp"
 SLOTS = (0, 384, 768)
-PREFILL_TOKENS = 256
-# A prompt for each round in turn, the same for all rivals: residents then do not settle on one text.
-PROMPTS = (
-    "The capital of France is",
-    "Once upon a time there was a miller who",
-    "To sort a list of numbers in Python,",
-    "The moon is smaller than the earth, and",
-)
-# Abraham Lincoln, Gettysburg, 1863 (public domain); repeated where a tokenizer makes fewer tokens of it.
-LONG_PROMPT = """\
-Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, and
-dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing whether
-that nation, or any nation so conceived and so dedicated, can long endure. We are met on a great battle-field of that
-war. We have come to dedicate a portion of that field, as a final resting place for those who here gave their lives
-that that nation might live. It is altogether fitting and proper that we should do this. But, in a larger sense, we can
-not dedicate -- we can not consecrate -- we can not hallow -- this ground. The brave men, living and dead, who
-struggled here, have consecrated it, far above our poor power to add or detract. The world will little note, nor long
-remember what we say here, but it can never forget what they did here. It is for us the living, rather, to be dedicated
-here to the unfinished work which they who fought here have thus far so nobly advanced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +49,14 @@ class Settings:
                 raise ValueError(f"--{name} {getattr(self, name)} must be at least 1")
         if self.context < PREFILL_TOKENS + 64 + self.tokens:
             raise ValueError(
-                f"--context {self.context} is too small for {PREFILL_TOKENS} prompt tokens or {self.tokens} new ones: "
-                f"give at least {PREFILL_TOKENS + 64 + self.tokens}"
+                f"--context {self.context} is too small for {PREFILL_TOKENS} prompt tokens and {self.tokens} "
+                f"new ones: give at least {PREFILL_TOKENS + 64 + self.tokens}"
             )
 
 
 def say(text: str) -> None:
     """Tell how far the run is."""
-    print(f"bench_cpu_decode: {text}", file=sys.stderr, flush=True)
+    print(f"bench_cpu_decode: {perf_counter() - START:5.0f} s {text}", file=sys.stderr, flush=True)
 
 
 def start_rivals(settings: Settings) -> tuple[dict[str, RivalProcess], str | None]:
@@ -126,9 +109,10 @@ def peer_missing(model_path: str) -> str | None:
 def run_round(
     rivals: dict[str, RivalProcess], prompt: list[int], long_prompt: list[int], tokens: int
 ) -> dict[str, dict[str, Any]]:
-    """Give each rival its turn: prefill, decode, and a decode with clocks inside."""
+    """Give each rival its turn: decode and prefill."""
     results: dict[str, dict[str, Any]] = {}
     for name, rival in rivals.items():
+        say(f"  {name}")
         result = {"decode": rival.ask("decode", ids=prompt, tokens=tokens)}
         if name != "read":
             result["counts"] = rival.ask("counts", tokens=tokens)

@@ -51,12 +51,13 @@ class KairoxRival:
         self.load_s = perf_counter() - begin
         if self.engine.device.platform != "cpu":
             raise ValueError(
-                f"this benchmark measures the CPU, the JAX device is {self.engine.device}: set JAX_PLATFORMS=cpu"
+                f"this benchmark measures the CPU, not the device {self.engine.device}: set JAX_PLATFORMS=cpu"
             )
         self._model = model
         self._last: dict[str, Any] = {}
-        self._whole: Any = getattr(self.engine, "_whole")  # noqa: B009 - the engine's runners have no public name
-        self._hybrid: Any = getattr(self.engine, "_hybrid")  # noqa: B009
+        # The runners have no public name: this and HOOKS are all that knows the engine's insides.
+        self._whole: Any = self.engine._whole
+        self._hybrid: Any = self.engine._hybrid
 
     def facts(self) -> dict[str, Any]:
         """Describe what was loaded; ``model_path`` is for llama.cpp and is not kept."""
@@ -107,7 +108,7 @@ class KairoxRival:
         return {"touched_bytes": touched.to_json(), "last_decode": {name: self._last[name] for name in names}}
 
     def parts(self, ids: list[int], tokens: int) -> dict[str, Any]:
-        """Decode with clocks around the engine's parts; empty for ``dense``, which is one program after another."""
+        """Decode with clocks around the engine's parts; empty for ``dense``, which has no such parts."""
         if self._hybrid is None:
             return {}
         times = PartTimes()
@@ -172,7 +173,7 @@ class KairoxRival:
 
 
 def _record_rows(store: Any) -> tuple[int, ...]:
-    """Return the bytes of each row of a record: of the store's layout, or of float32 [F, R, D] without one."""
+    """Return the bytes of each row of a record: as its layout says, or of float32 [F, R, D] without one."""
     if hasattr(store, "layout"):
         return tuple(store.layout.row_bytes)
     records: np.ndarray = store.layers[0]

@@ -12,8 +12,8 @@ from benchmarks.touched_bytes import TouchedBytes, cache_bytes, seen_positions
 
 F16_BYTES = 2
 BUILD = """\
-llama.cpp is compared where llama-cpp-python is installed. Its default build crashes on some machines with AMX; this
-one does not (about 10 minutes on 2 cores; leave out the AVX512 flags where /proc/cpuinfo has no avx512f):
+llama.cpp is compared where llama-cpp-python is installed. Its default build crashes on some machines with
+AMX; this one does not (10 minutes on 2 cores; leave out the AVX512 flags where /proc/cpuinfo has no avx512f):
   CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON -DGGML_AVX512=ON \\
     -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON" python -m pip install llama-cpp-python"""
 

@@ -1,4 +1,4 @@
-"""The machine's own limit: a streaming read of more memory than the caches hold, with the engine's threads."""
+"""The machine's own limit: a streaming read of more memory than caches hold, with the engine's threads."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def memory() -> dict[str, int]:
 
 
 def answer(rival: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one request: ``do`` names a method of the rival, or ``memory``; the rest are its arguments."""
+    """Carry out one request: ``do`` names a method of the rival, or ``memory``; the rest is arguments."""
     arguments = {name: value for name, value in request.items() if name != "do"}
     return memory() if request["do"] == "memory" else getattr(rival, request["do"])(**arguments)
 

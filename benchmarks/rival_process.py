@@ -71,8 +71,8 @@ class RivalProcess:
             pass  # as an empty answer
         if not line:
             raise ValueError(
-                f"the process of {self.kind} ended with status {self._process.wait()} at {request}: its own message, "
-                "if any, is above (a crash of llama.cpp: see --help for the build)"
+                f"the process of {self.kind} ended with status {self._process.wait()} at {request}: its own "
+                "message, if any, is above (a crash of llama.cpp: see --help for the build)"
             )
         answer = json.loads(line)
         if "error" in answer:

@@ -1,6 +1,6 @@
-"""Tables of the documentation from saved measurements: ``python -m benchmarks.tables`` renews docs/performance.md.
+"""Tables of saved measurements: ``python -m benchmarks.tables`` renews those in docs/performance.md.
 
-A block between ``<!-- table: NAME FILE -->`` and ``<!-- end table -->`` is replaced; ``--check`` only compares.
+A block from ``<!-- table: NAME FILE -->`` to ``<!-- end table -->`` is replaced; ``--check`` only compares.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import ROOT
@@ -110,12 +109,12 @@ def cpu_facts(record: Record) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(record["versions"].items()))
     commit = f"{(git['commit'] or 'unknown')[:10]}{' with changes' if git['modified'] else ''}"
     limit = with_spread(record["memory_read_gb_per_s"])
-    return (
-        f"{settings['model']}, {settings['repeats']} rounds of {settings['tokens']} decoded tokens and a prompt of "
-        f"{settings['prefill_tokens']}, context {settings['context']}, greedy; {record['threads']} threads on "
-        f"{record['cpu']} ({record['logical_cpus']} logical CPUs, load average {load['before']} before and "
-        f"{load['after']} after); streaming read {limit} GB/s; commit {commit}, {record['date'][:10]}; {versions}."
-    )
+    work = f"{settings['repeats']} rounds of {settings['tokens']} decoded tokens"
+    work += f" and a prompt of {settings['prefill_tokens']}, context {settings['context']}, greedy"
+    cpu = f"{record['threads']} threads on {record['cpu']} ({record['logical_cpus']} logical CPUs"
+    cpu += f", load average {load['before']} before and {load['after']} after)"
+    when = f"commit {commit}, {record['date'][:10]}"
+    return f"{settings['model']}: {work}; {cpu}; streaming read {limit} GB/s; {when}; {versions}."
 
 
 TABLES: dict[str, Callable[[Record], str]] = {

@@ -23,7 +23,7 @@ class Hook:
         part: name of the part.
         owner: dotted path of the object, from the roots that ``hooked`` is given.
         method: name of the method or function.
-        wait_for: index of an argument that the device may still be computing; waiting for it is a part of its own.
+        wait_for: index of an argument that the device may still be computing; the wait is a part of its own.
     """
 
     part: str

@@ -45,7 +45,7 @@ def neuron_bytes(evaluated: float, active: float, row_bytes: Sequence[int], *, a
         evaluated: neurons whose activity is computed.
         active: of these, the neurons that count.
         row_bytes: of a record's rows in order: gate, up, down.
-        always: how many rows, from the first, are read of every evaluated neuron; the rest only of the active.
+        always: how many rows, from the first, are read of every evaluated neuron; the rest of the active.
 
     Raises:
         ValueError: more active than evaluated neurons, or more rows than a record has.

@@ -69,9 +69,9 @@ def test_worker_answers_and_reports_errors(monkeypatch):
     assert got[3]["peak_bytes"] > 10e6
 
 
-def test_a_process_tells_its_own_error_and_its_end():
+def test_a_process_tells_its_own_error_and_its_end(default_model):
     with pytest.raises(ValueError, match="mode 'none' is unknown"):
-        RivalProcess("kairox", model="smollm2-135m", mode="none", slots=None, context=512)
+        RivalProcess("kairox", model=str(default_model), mode="none", slots=None, context=512)
     with pytest.raises(ValueError, match="ended with status 1"):
         RivalProcess("no such kind")
 
@@ -89,8 +89,7 @@ def test_help_says_how_to_build_the_peer(capsys):
         main(["--help"])
     shown = capsys.readouterr().out
     assert "-DGGML_NATIVE=OFF" in shown and "llama-cpp-python" in shown
-    missing = peer_missing("folder")
-    assert missing is not None and "GGUF" in missing
+    assert "GGUF" in (peer_missing("folder") or "")
 
 
 def test_facts_name_the_machine():
