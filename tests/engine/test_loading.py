@@ -1,0 +1,183 @@
+"""From settings to something that decodes: context, thresholds, policy, plan; what has no effect is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_model import MODELS, NUM_LAYERS, NUM_NEURONS, TINY
+
+from kairox_jax.balancing import Guide, Static
+from kairox_jax.config import PlacementConfig
+from kairox_jax.engine import plan_only
+from kairox_jax.engine.loading import (
+    DEFAULT_CONTEXT,
+    RUNTIME_BYTES,
+    build_policy,
+    device_free_bytes,
+    find_sparsity,
+    make_plan,
+    resolve_context,
+    resolve_thresholds,
+)
+from kairox_jax.io import Checkpoint, Sparsity, open_checkpoint, save_sparsity
+from kairox_jax.io.sparsity import fingerprint
+
+SILU = MODELS / "llama3-rope"
+CPU: Any = SimpleNamespace(platform="cpu", device_kind="cpu")
+
+
+def card(free: int) -> Any:
+    stats = {"bytes_limit": free + 1000, "bytes_in_use": 1000}
+    return SimpleNamespace(platform="gpu", device_kind="card", memory_stats=lambda: stats)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Checkpoint:
+    return open_checkpoint(TINY)
+
+
+def plan(tiny: Checkpoint, device: Any = CPU, mode: str = "exact", **settings: Any) -> Any:
+    return make_plan(
+        tiny.config, mode=mode, placement=PlacementConfig(**settings), context_length=64, device=device
+    )
+
+
+def test_context_is_the_models_but_at_most_the_default(tiny: Checkpoint) -> None:
+    assert resolve_context(tiny.config, None) == 256
+    assert resolve_context(replace(tiny.config, context_length=10**6), None) == DEFAULT_CONTEXT
+    assert resolve_context(replace(tiny.config, context_length=10**6), 10**6) == 10**6
+    assert [resolve_context(tiny.config, n) for n in (1, 256)] == [1, 256]
+
+
+@pytest.mark.parametrize("context", [0, -1, 257])
+def test_context_out_of_range_is_refused(tiny: Checkpoint, context: int) -> None:
+    with pytest.raises(ValueError, match=f"--ctx-size {context}: this model takes 1 to 256"):
+        resolve_context(tiny.config, context)
+
+
+def test_replay_3_a_silu_model_without_thresholds_says_what_can_be_done() -> None:
+    with pytest.raises(ValueError, match="SiLU.*--mode dense.*thresholds"):
+        resolve_thresholds(open_checkpoint(SILU).config, None)
+
+
+def test_thresholds_of_each_activation(tiny: Checkpoint) -> None:
+    assert resolve_thresholds(tiny.config, None).tolist() == [0.0] * NUM_LAYERS
+    fat = replace(tiny.config, activation="fatrelu", activation_threshold=0.25)
+    assert resolve_thresholds(fat, None).tolist() == [0.25] * NUM_LAYERS
+    silu = replace(tiny.config, activation="silu")
+    given = Sparsity(np.array([0.1, 0.2], np.float32), None)
+    np.testing.assert_array_equal(resolve_thresholds(silu, given), given.thresholds)
+    with pytest.raises(ValueError, match="1 thresholds for 2 layers"):
+        resolve_thresholds(silu, Sparsity(np.array([0.1], np.float32), None))
+
+
+def test_no_sparsity_is_shipped_for_an_unknown_model(tiny: Checkpoint) -> None:
+    assert find_sparsity(tiny, None) is None
+
+
+def save(folder: Path, checkpoint: Checkpoint, **facts: Any) -> Path:
+    meta = {"fingerprint": fingerprint(checkpoint), "num_neurons": NUM_NEURONS, **facts}
+    save_sparsity(folder, Sparsity(np.full(NUM_LAYERS, 0.1, np.float32), None, meta))
+    return folder
+
+
+def test_a_sparsity_folder_is_read(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(SILU)
+    found = find_sparsity(checkpoint, save(tmp_path, checkpoint))
+    assert found is not None and found.thresholds.tolist() == [np.float32(0.1)] * NUM_LAYERS
+
+
+def test_a_sparsity_folder_of_another_model_is_refused(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(SILU)
+    folder = save(tmp_path, checkpoint, fingerprint="0" * 64, model="another one")
+    with pytest.raises(ValueError, match="not for this model"):
+        find_sparsity(checkpoint, folder)
+
+
+def test_guide_takes_the_settings() -> None:
+    settings = PlacementConfig(tam_beta=0.5, tam_threshold=0.6, tam_evict=0.2, anb_enable=False)
+    guide = build_policy(settings, has_prior=True)
+    assert isinstance(guide, Guide)
+    assert (guide.beta, guide.promote_threshold, guide.evict_threshold) == (0.5, 0.6, 0.2)
+    assert not guide.anb and guide.warm_start
+    cold = build_policy(PlacementConfig(), has_prior=False)
+    assert isinstance(cold, Guide) and not cold.warm_start and cold.anb
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tam_beta", 0.5), ("tam_threshold", 0.5), ("tam_evict", 0.1), ("anb_enable", False)],
+)
+def test_replay_13_momentum_settings_without_effect_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"--{field.replace('_', '-')} has no effect with --policy static"):
+        build_policy(PlacementConfig(policy="static", **{field: value}), has_prior=True)
+    assert isinstance(build_policy(PlacementConfig(policy="static"), has_prior=True), Static)
+
+
+def test_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="'best' is unknown.*guide.*static"):
+        build_policy(PlacementConfig(policy="best"), has_prior=True)
+
+
+def test_unknown_mode_is_refused_with_the_known_ones(tiny: Checkpoint) -> None:
+    with pytest.raises(ValueError, match="'sparse' is unknown: choose one of dense, exact"):
+        plan(tiny, mode="sparse")
+
+
+def test_replay_10_budgets_on_a_card(tiny: Checkpoint) -> None:
+    fixed = plan(tiny).needs.fixed_bytes + RUNTIME_BYTES
+    per_slot = NUM_LAYERS * plan(tiny).needs.record_bytes
+    assert plan(tiny, card(fixed + 9 * per_slot)).slots_per_layer == 9
+    assert plan(tiny, card(10**10), vram_budget_bytes=fixed + 3 * per_slot).slots_per_layer == 3
+    with pytest.raises(ValueError, match="exceeds the device's free memory"):
+        plan(tiny, card(fixed), vram_budget_bytes=fixed + 1)
+    with pytest.raises(ValueError, match="too small for the dense part") as error:
+        plan(tiny, vram_budget_bytes=1000)
+    assert "dense weights" in str(error.value) and "raise --vram-budget" in str(error.value)
+
+
+def test_free_memory_of_devices() -> None:
+    assert device_free_bytes(CPU) is None and device_free_bytes(card(77)) == 77
+    silent: Any = SimpleNamespace(platform="gpu", device_kind="card", memory_stats=lambda: None)
+    with pytest.raises(ValueError, match="name --vram-budget"):
+        device_free_bytes(silent)
+
+
+def test_a_budget_makes_up_for_a_device_that_does_not_tell_its_memory(tiny: Checkpoint) -> None:
+    """The refusal above names this remedy."""
+    silent: Any = SimpleNamespace(platform="gpu", device_kind="card", memory_stats=lambda: None)
+    assert plan(tiny, silent, vram_budget_bytes=10**10).slots_per_layer == NUM_NEURONS
+
+
+def test_dense_keeps_every_neuron_and_says_so(tiny: Checkpoint) -> None:
+    made = plan(tiny, mode="dense")
+    assert made.slots_per_layer == NUM_NEURONS and "dense keeps all" in made.table()
+
+
+def test_dense_below_its_need_names_only_remedies_that_dense_takes(tiny: Checkpoint) -> None:
+    need = plan(tiny, mode="dense").total_bytes
+    assert plan(tiny, mode="dense", vram_budget_bytes=need).total_bytes == need
+    with pytest.raises(ValueError, match="--vram-budget") as error:
+        plan(tiny, mode="dense", vram_budget_bytes=need - 1)
+    assert "--gpu-cache-neurons" not in str(error.value).split("\n")[0], "dense refuses this option"
+
+
+def test_replay_13_more_slots_than_neurons_fail(tiny: Checkpoint) -> None:
+    with pytest.raises(ValueError, match=f"--gpu-cache-neurons {NUM_NEURONS + 1}.*{NUM_NEURONS} neurons"):
+        plan(tiny, gpu_cache_neurons=NUM_NEURONS + 1)
+
+
+def test_dense_bytes_are_those_of_the_weights(tiny: Checkpoint) -> None:
+    """The estimate reads no weight and yet counts each of them."""
+    ffn = ("w_gate", "w_up", "w_down")
+    count = sum(tiny.tensor(n).size for n in tiny.names() if not n.endswith(ffn))
+    assert plan(tiny).needs.dense_bytes == 4 * count
+
+
+def test_plan_only_reads_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checkpoint, "tensor", lambda *args: pytest.fail("a weight was read"))
+    made = plan_only(TINY, placement=PlacementConfig(gpu_cache_neurons=7), context_length=64)
+    assert made.slots_per_layer == 7
