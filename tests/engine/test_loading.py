@@ -24,6 +24,7 @@ from kairox_jax.engine.loading import (
 )
 from kairox_jax.io import Checkpoint, Sparsity, open_checkpoint, save_sparsity
 from kairox_jax.io.sparsity import fingerprint
+from kairox_jax.placement import record_layout
 
 SILU = MODELS / "llama3-rope"
 CPU: Any = SimpleNamespace(platform="cpu", device_kind="cpu")
@@ -41,7 +42,7 @@ def tiny() -> Checkpoint:
 
 def plan(tiny: Checkpoint, device: Any = CPU, mode: str = "exact", **settings: Any) -> Any:
     return make_plan(
-        tiny.config, mode=mode, placement=PlacementConfig(**settings), context_length=64, device=device
+        tiny.config, record_layout(tiny), mode=mode, placement=PlacementConfig(**settings), context_length=64, device=device
     )
 
 
@@ -129,7 +130,7 @@ def test_unknown_mode_is_refused_with_the_known_ones(tiny: Checkpoint) -> None:
 
 def test_replay_10_budgets_on_a_card(tiny: Checkpoint) -> None:
     fixed = plan(tiny).needs.fixed_bytes + RUNTIME_BYTES
-    per_slot = NUM_LAYERS * plan(tiny).needs.record_bytes
+    per_slot = NUM_LAYERS * plan(tiny).needs.slot_bytes
     assert plan(tiny, card(fixed + 9 * per_slot)).slots_per_layer == 9
     assert plan(tiny, card(10**10), vram_budget_bytes=fixed + 3 * per_slot).slots_per_layer == 3
     with pytest.raises(ValueError, match="exceeds the device's free memory"):

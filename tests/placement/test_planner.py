@@ -26,9 +26,9 @@ NEEDS = Needs(
     cache_bytes=94_000_000,
     workspace_bytes=40_000_000,
     runtime_bytes=450_000_000,
-    record_bytes=3 * 576 * 4,
+    slot_bytes=3 * 576 * 4,
 )
-PER_SLOT = MODEL.num_layers * NEEDS.record_bytes
+PER_SLOT = MODEL.num_layers * NEEDS.slot_bytes
 PARTS = ("dense_weights", "kv_cache", "workspace", "runtime", "slots")
 sizes = st.integers(0, 2 * 10**9)
 needs_of_any_model = st.builds(
@@ -37,7 +37,7 @@ needs_of_any_model = st.builds(
     cache_bytes=sizes,
     workspace_bytes=sizes,
     runtime_bytes=sizes,
-    record_bytes=st.integers(1, 100_000),
+    slot_bytes=st.integers(1, 100_000),
 )
 models_of_any_size = st.builds(
     lambda layers, neurons: replace(MODEL, num_layers=layers, num_neurons=neurons),
@@ -57,7 +57,7 @@ def check_sums(made: BudgetPlan, needs: Needs, model: ModelConfig) -> None:
     parts = made.to_json()
     values = [parts[name] for name in PARTS]
     assert parts["total"] == made.total_bytes == sum(v for v in values if v is not None)
-    assert parts["slots"] == made.slots_per_layer * model.num_layers * needs.record_bytes
+    assert parts["slots"] == made.slots_per_layer * model.num_layers * needs.slot_bytes
     assert [parts[name] for name in PARTS[:4]] == [
         needs.dense_bytes,
         needs.cache_bytes,
@@ -91,7 +91,7 @@ def test_a_plan_stays_within_its_budget_and_more_budget_never_gives_less(
         assert free is None or one.total_bytes <= free
         assert slots is None or one.slots_per_layer == slots
         if slots is None and one.slots_per_layer < model.num_neurons:
-            assert one.total_bytes + model.num_layers * needs.record_bytes > limit, "a slot more would fit"
+            assert one.total_bytes + model.num_layers * needs.slot_bytes > limit, "a slot more would fit"
         made.append(one.slots_per_layer)
     within = free is None or budget + more <= free
     if made[0] is not None and within:
