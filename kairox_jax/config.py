@@ -101,7 +101,8 @@ class ModelConfig:
     """Facts of a checkpoint; axis letters as in docs/architecture.md.
 
     Attributes:
-        family: key of ``kairox_jax.models.FAMILIES``.
+        family: the checkpoint's name for its architecture; readers find the weights by it, and what is
+            computed is said by the fields below alone.
         num_layers: L.
         d_model: D, width of the residual stream.
         num_neurons: F, hidden units of each FFN.

@@ -1,9 +1,11 @@
 """Flax NNX modules: attention, FFN, decoder; the activation rules; loading from a checkpoint."""
 
-from kairox_jax.models.attention import Attention, KVCache, empty_cache, rms_norm, rotary_frequencies
+from kairox_jax.models.attention import Attention, KVCache, empty_cache, rotary_frequencies
 from kairox_jax.models.decoder import Block, Decoder
-from kairox_jax.models.ffn import FFN
-from kairox_jax.models.load import load_attention, load_decoder, load_ffn
+from kairox_jax.models.exact import check_mode, find_sparsity, resolve_thresholds
+from kairox_jax.models.ffn import FFN, Threshold
+from kairox_jax.models.load import load_attention, load_decoder, load_ffn, load_model
+from kairox_jax.models.norm import layer_norm, normalise, rms_norm
 from kairox_jax.models.rules import neuron_values
 
 __all__ = [
@@ -12,11 +14,18 @@ __all__ = [
     "Block",
     "Decoder",
     "KVCache",
+    "Threshold",
+    "check_mode",
     "empty_cache",
+    "find_sparsity",
+    "layer_norm",
     "load_attention",
     "load_decoder",
     "load_ffn",
+    "load_model",
     "neuron_values",
+    "normalise",
+    "resolve_thresholds",
     "rms_norm",
     "rotary_frequencies",
 ]

@@ -1,4 +1,4 @@
-"""Grouped-query attention with rotary positions, its key/value cache, and the norm in front of it."""
+"""Grouped-query attention with its norm, positions, window and key/value cache."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from kairox_jax.config import ModelConfig
+from kairox_jax.models.norm import normalise
 
 MASKED = -1e30  # finite, so that a row without any key gives a mean and no NaN
 
@@ -29,9 +30,11 @@ def empty_cache(config: ModelConfig, *, batch: int, length: int) -> KVCache:
 
 
 def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, H / 2]:
-    """Return the angle per position of each rotary pair, float32 [H/2], in radians."""
+    """Return the angle per position of each rotary pair, stretched where asked: float32 [H/2], radians."""
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-    return (config.rope_theta**-exponent).astype(np.float32)
+    inv_freq = config.rope_theta**-exponent
+    scaling = config.rope_scaling
+    return (inv_freq if scaling is None else scaling.scale(inv_freq)).astype(np.float32)
 
 
 def rotate(
@@ -68,21 +71,28 @@ def write_cache(cache: KVCache, new: KVCache, start: Int[Array, " B"]) -> KVCach
 
 
 class Attention(nnx.Module):
-    """Pre-norm attention: ``y = wo attend(norm(x))``; the caller adds the residual.
+    """Pre-norm attention: ``y = wo attend(norm(x)) + bo``; the caller adds the residual.
 
     Attributes:
-        norm: [D] RMS norm's scale.
+        norm: [D] scale of the norm.
+        norm_bias: [D], or None for an RMS norm.
         wqkv: [(N + 2K) H, D], rows of query, key and value heads.
+        bqkv: [(N + 2K) H], or None.
         wo: [D, N H].
+        bo: [D], or None.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        heads = config.num_heads + 2 * config.num_kv_heads
+        rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        dim = config.d_model
         init = nnx.initializers.normal(0.02)
-        self.norm = nnx.Param(jnp.ones((config.d_model,), jnp.float32))
-        self.wqkv = nnx.Param(init(rngs.params(), (heads * config.head_dim, config.d_model)))
-        self.wo = nnx.Param(init(rngs.params(), (config.d_model, config.num_heads * config.head_dim)))
+        self.norm = nnx.Param(jnp.ones((dim,), jnp.float32))
+        self.norm_bias = nnx.Param(jnp.zeros((dim,), jnp.float32)) if config.norm == "layernorm" else None
+        self.wqkv = nnx.Param(init(rngs.params(), (rows, dim)))
+        self.bqkv = nnx.Param(jnp.zeros((rows,), jnp.float32)) if config.qkv_bias else None
+        self.wo = nnx.Param(init(rngs.params(), (dim, config.num_heads * config.head_dim)))
+        self.bo = nnx.Param(jnp.zeros((dim,), jnp.float32)) if config.out_bias else None
 
     def __call__(
         self,
@@ -96,34 +106,45 @@ class Attention(nnx.Module):
 
         Args:
             x: residual stream [B, T, D].
-            start: position of the first new token of each sequence, int32 [B].
+            start: position of the first new token of each sequence, int32 [B]; all 0 without a cache.
             cache: keys and values of earlier positions; None when there are none.
             attend: read only the first ``attend`` cached positions (static; at least ``start + T``).
 
         Returns:
             The block's output [B, T, D] and the cache with the new positions.
         """
-        config = self.config
         batch, steps, _ = x.shape
-        n, k, h = config.num_heads, config.num_kv_heads, config.head_dim
-        qkv = rms_norm(x, self.norm[...], config.norm_eps) @ self.wqkv[...].T
-        q, key, value = jnp.split(qkv.reshape(batch, steps, n + 2 * k, h), [n, n + k], axis=2)
         positions = start[:, None] + jnp.arange(steps)[None, :]
-        frequencies = rotary_frequencies(config)
-        q, key = rotate(q, positions, frequencies), rotate(key, positions, frequencies)
-        new = KVCache(key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3))
+        q, new = self._project(x, positions)
         cache = new if cache is None else write_cache(cache, new, start)
-        seen_k, seen_v = (c if attend is None else c[:, :, :attend] for c in cache)
-        q = q.reshape(batch, steps, k, n // k, h)
-        scores = jnp.einsum("btkgh,bksh->bkgts", q, seen_k) * h**-0.5
-        key_at = jnp.arange(seen_k.shape[2])
-        allowed = key_at[None, None, :] <= positions[:, :, None]  # [B, T, S]
-        scores = jnp.where(allowed[:, None, None], scores, MASKED)
-        mixed = jnp.einsum("bkgts,bksh->btkgh", jax.nn.softmax(scores, axis=-1), seen_v)
-        return mixed.reshape(batch, steps, n * h) @ self.wo[...].T, cache
+        seen = cache if attend is None else KVCache(cache.k[:, :, :attend], cache.v[:, :, :attend])
+        scores = jnp.einsum("btkgh,bksh->bkgts", q, seen.k) * self.config.head_dim**-0.5
+        scores = jnp.where(self._allowed(positions, seen.k.shape[2])[:, None, None], scores, MASKED)
+        mixed = jnp.einsum("bkgts,bksh->btkgh", jax.nn.softmax(scores, axis=-1), seen.v)
+        y = mixed.reshape(batch, steps, -1) @ self.wo[...].T
+        return y if self.bo is None else y + self.bo[...][None, None, :], cache
 
+    def _project(
+        self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T K G H"], KVCache]:
+        """Return queries by key head, and the new keys and values, [B, K, T, H] each."""
+        config = self.config
+        n, k, h = config.num_heads, config.num_kv_heads, config.head_dim
+        bias = None if self.norm_bias is None else self.norm_bias[...]
+        qkv = normalise(x, self.norm[...], bias, config.norm_eps) @ self.wqkv[...].T
+        if self.bqkv is not None:
+            qkv = qkv + self.bqkv[...][None, None, :]
+        q, key, value = jnp.split(qkv.reshape(*positions.shape, n + 2 * k, h), [n, n + k], axis=2)
+        if config.positions == "rotary":
+            frequencies = rotary_frequencies(config)
+            q, key = rotate(q, positions, frequencies), rotate(key, positions, frequencies)
+        new = KVCache(key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3))
+        return q.reshape(*positions.shape, k, n // k, h), new
 
-def rms_norm(x: Float[Array, "*batch D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*batch D"]:
-    """Divide by the root mean square over D and scale."""
-    weight = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
+    def _allowed(self, positions: Int[Array, "B T"], seen: int) -> Bool[Array, "B T S"]:
+        """Say which of the first ``seen`` positions each query sees: up to its own, within the window."""
+        key_at, query_at = jnp.arange(seen)[None, None, :], positions[:, :, None]
+        allowed = key_at <= query_at
+        window = self.config.sliding_window
+        # A window that no cached position can leave costs nothing.
+        return allowed if window is None or window >= seen else allowed & (key_at > query_at - window)

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from kairox_jax.config import ACTIVATIONS
+
 
 def neuron_values(
     gate: Float[Array, "*batch F"] | None,
@@ -22,22 +24,21 @@ def neuron_values(
         gate: gate products [..., F], or None for an FFN without a gate (the rule then reads ``up``).
         up: up products [..., F].
         activation: one of ``config.ACTIVATIONS``.
-        threshold: FATReLU's threshold, or the least |silu(g) u| that counts; None computes SiLU densely.
+        threshold: FATReLU's threshold, or what |silu(g) u| must exceed to count; None
+            computes SiLU densely, and FATReLU as ReLU. ReLU, ReLU squared and dReLU do not read it.
 
     Returns:
         z [..., F], zero where the neuron is inactive, and the active mask [..., F].
 
     Raises:
-        ValueError: a rule that does not exist, or one that needs a gate.
+        ValueError: a rule that does not exist, or dReLU without a gate.
 
     Source: FATReLU, ProSparse (arXiv 2402.13516) section 3; dReLU, TurboSparse (arXiv 2406.05955) section 3.
     """
     driver = up if gate is None else gate
     factor = 1.0 if gate is None else up
     if activation == "silu":
-        if gate is None:
-            raise ValueError("activation 'silu' needs a gated FFN")
-        z = jax.nn.silu(gate) * up
+        z = jax.nn.silu(driver) * factor
         active = jnp.ones(z.shape, bool) if threshold is None else jnp.abs(z) > threshold
     elif activation == "relu":
         active = driver > 0
@@ -54,5 +55,5 @@ def neuron_values(
         active = (gate > 0) & (up > 0)
         z = gate * up
     else:
-        raise ValueError(f"activation {activation!r} is unknown")
+        raise ValueError(f"activation {activation!r} is unknown: choose one of {', '.join(ACTIVATIONS)}")
     return jnp.where(active, z, 0), active

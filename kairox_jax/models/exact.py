@@ -1,0 +1,59 @@
+"""The modes, and what makes neurons inactive in ``exact`` mode: an activation's zeros, or thresholds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from kairox_jax.config import MODES, ModelConfig
+from kairox_jax.io import Checkpoint, Sparsity, load_sparsity, shipped_sparsity
+from kairox_jax.io.sparsity import check_model
+
+# The rules that a threshold changes: calibrated for SiLU, a fact of the checkpoint for FATReLU.
+THRESHOLDED = ("silu", "fatrelu")
+
+
+def check_mode(mode: str) -> None:
+    """Raise ``ValueError`` for a mode that does not exist."""
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r} is unknown: choose one of {', '.join(MODES)}")
+
+
+def find_sparsity(checkpoint: Checkpoint, folder: str | Path | None) -> Sparsity | None:
+    """Return thresholds and profile from a folder, or those that are shipped for this model, if any.
+
+    Raises:
+        ValueError: the folder is broken, or was made for another model.
+    """
+    if folder is None:
+        return shipped_sparsity(checkpoint)
+    sparsity = load_sparsity(folder)
+    check_model(sparsity, checkpoint)
+    return sparsity
+
+
+def resolve_thresholds(config: ModelConfig, sparsity: Sparsity | None) -> Float[np.ndarray, " L"]:
+    """Return each layer's activation threshold for ``exact`` mode: float32 [L].
+
+    A SiLU model takes those of ``sparsity``; the others their config's (zero for all but FATReLU).
+
+    Raises:
+        ValueError: a SiLU model without thresholds (none of its neurons is ever exactly zero), or with those
+            of another number of layers.
+    """
+    if config.activation != "silu":
+        return np.full(config.num_layers, config.activation_threshold, np.float32)
+    if sparsity is None:
+        raise ValueError(
+            "this model's activation is SiLU, which is never zero, and no thresholds are known for it: "
+            "use mode dense, or make thresholds with `python -m training.thresholds` and give their folder "
+            "as sparsity (--mode dense, --sparsity FOLDER)"
+        )
+    thresholds = np.asarray(sparsity.thresholds, np.float32)
+    if thresholds.shape != (config.num_layers,):
+        raise ValueError(
+            f"{thresholds.shape[0]} thresholds for {config.num_layers} layers: they belong to another model"
+        )
+    return thresholds
