@@ -17,6 +17,8 @@ POSITIONS = ("rotary", "learned")
 ROPE_SCALINGS = ("linear", "llama3")
 MODES = ("dense", "exact")
 
+MAX_BYTES = 2**60
+
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SIZE = re.compile(r"([0-9]+\.?[0-9]*(?:e[0-9]+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
@@ -38,7 +40,10 @@ def parse_bytes(text: str | int | float) -> int:
     if match is None:
         raise ValueError(f"size {text!r}: expected a positive number with a unit, such as 6GB, 6GiB or 6e9")
     unit = (match[2] or "").lower()
-    num_bytes = int(float(match[1]) * {**_UNITS, **_BINARY_UNITS}[unit])
+    size = float(match[1]) * {**_UNITS, **_BINARY_UNITS}[unit]
+    if size > MAX_BYTES:
+        raise ValueError(f"size {text!r} is beyond any memory: give a number of bytes such as 6GB")
+    num_bytes = int(size)
     if num_bytes <= 0:
         raise ValueError(f"size {text!r} is zero: give a positive number of bytes, such as 6GB")
     return num_bytes

@@ -13,7 +13,7 @@ from kairox_jax.balancing import POLICIES, Policy, make_policy
 from kairox_jax.config import MODES, ModelConfig, PlacementConfig
 from kairox_jax.engine.prefill import CHUNKS
 from kairox_jax.engine.programs import cache_length
-from kairox_jax.io import Checkpoint, Sparsity, load_sparsity, shipped_sparsity
+from kairox_jax.io import Checkpoint, Sparsity, check_model, load_sparsity, shipped_sparsity
 from kairox_jax.placement import BudgetPlan, Needs, plan_budget, slot_bytes
 from kairox_jax.placement.planner import FLOAT_BYTES
 from kairox_jax.quant import RecordLayout
@@ -49,7 +49,7 @@ def check_supported(config: ModelConfig) -> None:
         found.append(f"sliding_window {config.sliding_window}")
     if found:
         raise ValueError(
-            f"the engine does not run {config.family} models with {', '.join(found)} yet: "
+            f"{config.family} models with {', '.join(found)} are not supported by the engine yet: "
             "use the Flax model, kairox_jax.load_model(...)"
         )
 
@@ -71,7 +71,11 @@ def resolve_context(config: ModelConfig, context_length: int | None) -> int:
 
 def find_sparsity(checkpoint: Checkpoint, folder: str | Path | None) -> Sparsity | None:
     """Return thresholds and profile from a folder, or those that are shipped for this model, if any."""
-    return shipped_sparsity(checkpoint) if folder is None else load_sparsity(Path(folder))
+    if folder is None:
+        return shipped_sparsity(checkpoint)
+    sparsity = load_sparsity(Path(folder))
+    check_model(sparsity, checkpoint)
+    return sparsity
 
 
 def resolve_thresholds(config: ModelConfig, sparsity: Sparsity | None) -> Float[np.ndarray, " L"]:
@@ -162,6 +166,13 @@ def device_free_bytes(device: jax.Device) -> int | None:
     return int(memory["bytes_limit"] - memory["bytes_in_use"])
 
 
+def _needed_free_bytes(device: jax.Device, placement: PlacementConfig) -> int | None:
+    """Return the free memory, or None where nobody tells it and a budget makes up for that."""
+    if device.platform != "cpu" and device.memory_stats() is None and placement.vram_budget_bytes is not None:
+        return None
+    return device_free_bytes(device)
+
+
 def make_plan(
     config: ModelConfig,
     layout: RecordLayout,
@@ -187,5 +198,5 @@ def make_plan(
         max_moves=placement.max_moves,
         on_accelerator=device.platform != "cpu",
     )
-    plan = plan_budget(config, placement, needs, device_free_bytes=device_free_bytes(device))
+    plan = plan_budget(config, placement, needs, device_free_bytes=_needed_free_bytes(device, placement))
     return replace(plan, reason="--mode dense computes all of them") if mode == "dense" else plan

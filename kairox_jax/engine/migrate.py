@@ -92,7 +92,12 @@ class Migrator:
         pending, changed = self._pending[layer], False
         while pending and (wait or pending[0].transfer.done()):
             arrival = pending.popleft()
-            records, io_ms = arrival.transfer.result()
+            try:
+                records, io_ms = arrival.transfer.result()
+            except Exception:
+                lost = self.table.slot_of[layer, arrival.neurons] == arrival.slots
+                self.table.evict(layer, arrival.neurons[lost])
+                raise
             kept = self.table.commit(layer, arrival.neurons, arrival.slots)
             at = np.full(records.shape[0], self.table.capacity[layer], np.int32)
             at[: len(kept)] = np.where(kept, arrival.slots, self.table.capacity[layer])

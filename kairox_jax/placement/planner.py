@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kairox_jax.config import ModelConfig, PlacementConfig
 
 FLOAT_BYTES = 4
+REMEDY = "raise --vram-budget, or lower --ctx-size or --gpu-cache-neurons"
 # Without an accelerator the device tier stands in for a card that holds a quarter of the neurons.
 NO_ACCELERATOR_FRAC = 0.25
 
@@ -93,7 +94,12 @@ class BudgetPlan:
 
 
 def plan_budget(
-    config: ModelConfig, placement: PlacementConfig, needs: Needs, *, device_free_bytes: int | None
+    config: ModelConfig,
+    placement: PlacementConfig,
+    needs: Needs,
+    *,
+    device_free_bytes: int | None,
+    remedy: str = REMEDY,
 ) -> BudgetPlan:
     """Decide how many slots each layer gets.
 
@@ -102,6 +108,7 @@ def plan_budget(
         placement: the caller's budget and number of slots.
         needs: bytes of the fixed parts.
         device_free_bytes: free memory of the accelerator, or None where there is none.
+        remedy: what the caller can do about a budget that is too small.
 
     Returns:
         The plan.
@@ -110,21 +117,14 @@ def plan_budget(
         ValueError: the budget exceeds the device, is too small for the fixed parts, or for the slots that were
             asked for; more slots than neurons. The message holds the plan's table.
     """
-    budget = placement.vram_budget_bytes
-    if budget is not None and device_free_bytes is not None and budget > device_free_bytes:
-        raise ValueError(
-            f"--vram-budget {budget / 1e6:.1f} MB exceeds the {device_free_bytes / 1e6:.1f} MB that are free on the "
-            "device: name a smaller budget or free the device"
-        )
-    limit = device_free_bytes if budget is None else budget
-    per_slot = config.num_layers * needs.slot_bytes
-    asked = placement.gpu_cache_neurons
+    budget, asked = placement.vram_budget_bytes, placement.gpu_cache_neurons
     if asked is not None and asked > config.num_neurons:
         raise ValueError(
             f"--gpu-cache-neurons {asked}: a layer of this model has {config.num_neurons} neurons; "
             "ask for at most that"
         )
-    room = None if limit is None else (limit - needs.fixed_bytes) // per_slot
+    limit = device_free_bytes if budget is None else budget
+    room = None if limit is None else (limit - needs.fixed_bytes) // (config.num_layers * needs.slot_bytes)
 
     def made(slots: int, reason: str) -> BudgetPlan:
         return BudgetPlan(
@@ -136,14 +136,17 @@ def plan_budget(
             reason=reason,
         )
 
+    least = made(asked or 0, "asked for" if asked else "the least there can be")
+    if budget is not None and device_free_bytes is not None and budget > device_free_bytes:
+        raise ValueError(
+            f"--vram-budget {budget / 1e6:.1f} MB exceeds the device's free memory of "
+            f"{device_free_bytes / 1e6:.1f} MB: name a smaller budget or free the device\n{least.table()}"
+        )
     if room is not None and room < (asked or 0):
-        wanted = made(asked or 0, "asked for" if asked else "the least there can be")
         what = f"{asked} slots a layer" if asked else "the dense part"
         raise ValueError(
-            f"a budget of {limit / 1e6 if limit else 0:.1f} MB is too small for {what}: it needs at least "
-            f"{wanted.total_bytes / 1e6:.1f} MB; raise --vram-budget, or lower --ctx-size"
-            + (" or --gpu-cache-neurons" if asked else "")
-            + f"\n{wanted.table()}"
+            f"a budget of {(limit or 0) / 1e6:.1f} MB is too small for {what}: it needs at least "
+            f"{least.total_bytes / 1e6:.1f} MB; {remedy}\n{least.table()}"
         )
     if asked is not None:
         return made(asked, "as --gpu-cache-neurons asks")

@@ -67,8 +67,8 @@ class SlotTable:
             ValueError: a neuron has no slot.
         """
         slots = self.slot_of[layer, neurons]
-        if (slots == NONE).any():
-            raise ValueError(f"layer {layer}: evicting a neuron that has no slot")
+        if (slots == NONE).any() or len(np.unique(neurons)) != len(neurons):
+            raise ValueError(f"layer {layer}: evicting a neuron twice, or one that has no slot")
         self.slot_of[layer, neurons] = NONE
         self.reserved[layer, neurons] = False
         self.neuron_of[layer][slots] = NONE
