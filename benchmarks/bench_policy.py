@@ -40,8 +40,11 @@ def token_ms(
             state, plan = policy.plan(state, layer, active[layer], resident[layer], costs)
             spent += time.perf_counter() - begin
             resident[layer, plan.evict], resident[layer, plan.load] = False, True
+            left, loads = np.count_nonzero(active[layer] & ~resident[layer]), plan.load.size
+            io_ms = costs.link_ms_fixed + costs.link_ms_per_record * loads if loads else 0.0
+            measured = Times(0.2, io_ms, costs.cpu_ms_per_record * left)
             begin = time.perf_counter()
-            state = policy.feedback(state, layer, Times(0.5, 0.4, 0.5))
+            state = policy.feedback(state, layer, measured)
             spent += time.perf_counter() - begin
         times.append(spent * 1e3)
     return times[3:]
