@@ -179,9 +179,14 @@ class Split:
         outside, inside = ~resident, resident & (active == 0)
         outside[load] = inside[evict] = False
         free = costs.free_slots - load.size + evict.size
-        absent, idle = outside.nonzero()[0], inside.nonzero()[0]
-        more, gains = best_of(absent, row[absent], min(time.in_time, costs.max_moves) - load.size)
-        leave, losses = best_of(idle, -row[idle], more.size - free)
+        idle = inside.nonzero()[0]
+        if free == 0:  # without an empty slot, only who beats the worst by the margin is a candidate
+            if idle.size == 0:
+                return load, evict
+            outside &= row > row.take(idle).min() + self.margin / factor
+        absent = outside.nonzero()[0]
+        more, gains = best_of(absent, row.take(absent), min(time.in_time, costs.max_moves) - load.size)
+        leave, losses = best_of(idle, -row.take(idle), more.size - free)
         paired = min(max(more.size - free, 0), leave.size)
         better = int(np.count_nonzero((gains[free : free + paired] + losses[:paired]) * factor > self.margin))
         return np.concatenate([load, more[: free + better]]), np.concatenate([evict, leave[:better]])
