@@ -45,7 +45,7 @@ def plot_bars(plt: Any, cells: list[Cell], field: str, title: str, path: Path) -
     keys = list(dict.fromkeys((cell.hardware, cell.capacity) for cell in cells))
     columns = min(len(keys), 4)
     rows = -(-len(keys) // columns)
-    height = 0.6 + 0.28 * len({cell.label for cell in cells})
+    height = 1.4 + 0.25 * len({cell.label for cell in cells})
     figure, axes = plt.subplots(
         rows, columns, figsize=(3.6 * columns, height * rows), squeeze=False, sharey=True
     )
