@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
@@ -12,8 +12,7 @@ from kairox_jax.balancing.contract import Costs
 from kairox_jax.balancing.ranking import loads_in_window
 
 
-@dataclass(frozen=True)
-class LayerTime:
+class LayerTime(NamedTuple):
     """Time of a layer as a function of what is moved; costs already corrected.
 
     Attributes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int
 
 from kairox_jax.balancing.contract import Active, Prior, Shape
 
@@ -24,7 +24,7 @@ class Momentum:
         weight: of the last step, for each layer.
         total: decayed number of steps, the prior's included, for each layer.
         decay: share of a count that is left after a step, in (0, 1).
-        buffer: float32 [F], for a step.
+        buffer: float32 [F], for a step of shares.
     """
 
     table: Float32[np.ndarray, "L F"]
@@ -35,15 +35,25 @@ class Momentum:
 
     def add(self, layer: int, active: Active) -> None:
         """Count one step of a layer."""
+        weight = self._next_weight(layer)
+        np.multiply(active, np.float32(weight), out=self.buffer)
+        row = self.table[layer]
+        row += self.buffer
+
+    def add_ids(self, layer: int, ids: Int[np.ndarray, " n"]) -> None:
+        """Count one step of a layer whose active neurons are ``ids``: touches those only."""
+        weight = np.float32(self._next_weight(layer))
+        row = self.table[layer]
+        row[ids] = row.take(ids) + weight
+
+    def _next_weight(self, layer: int) -> float:
         weight = self.weight[layer] / self.decay
         if weight > LARGEST_WEIGHT:
             self.table[layer] /= np.float32(weight)
             weight = 1.0
         self.weight[layer] = weight
         self.total[layer] = self.total[layer] * self.decay + 1.0
-        np.multiply(active, np.float32(weight), out=self.buffer)
-        row = self.table[layer]
-        row += self.buffer
+        return weight
 
     def factor(self, layer: int) -> float:
         """Return what turns a table entry into an expected activation."""

@@ -24,7 +24,7 @@ from kairox_jax.balancing.momentum import Momentum, new_momentum
 from kairox_jax.balancing.ranking import best_of, some_worst
 
 CLIP, RATE = 0.25, 0.05  # of the robust correction of costs, in units of log(measured / forecast)
-IDLE_TURN = 32  # a layer looks for moves over an idle link once in so many steps
+IDLE_TURN = 8  # a layer looks for moves over an idle link once in so many steps
 
 
 @dataclass
@@ -79,7 +79,6 @@ class Split:
         self, state: SplitState, layer: int, active: Active, resident: Resident, costs: Costs
     ) -> tuple[SplitState, Plan]:
         """Rank pairs of load and eviction, and take as many as minimise the layer's time."""
-        state.momentum.add(layer, active)
         time = layer_time(costs, math.exp(state.correction[0]), math.exp(state.correction[1]))
         choose = self._choose_whole if active.dtype == bool else self._choose_shares
         load, evict, left = choose(state, layer, active, resident, costs, time)
@@ -110,6 +109,7 @@ class Split:
         Each move takes one record off the host, so the number comes first and only so many are ranked.
         """
         ids = active.nonzero()[0]
+        state.momentum.add_ids(layer, ids)
         absent = ids.compress(~resident.take(ids))
         hits = ids.size - absent.size
         idle_residents = int(np.count_nonzero(resident)) - hits
@@ -143,6 +143,7 @@ class Split:
         A load must be worth more than who leaves, partly active residents included; worth is the share that
         is active now plus weighted reuse.
         """
+        state.momentum.add(layer, active)
         row, factor = self._expected(state, layer)
         worth = row * np.float32(self.reuse * factor) + active
         on_device = float(active[resident].sum())
@@ -178,9 +179,14 @@ class Split:
         outside, inside = ~resident, resident & (active == 0)
         outside[load] = inside[evict] = False
         free = costs.free_slots - load.size + evict.size
-        absent, idle = outside.nonzero()[0], inside.nonzero()[0]
-        more, gains = best_of(absent, row[absent], min(time.in_time, costs.max_moves) - load.size)
-        leave, losses = best_of(idle, -row[idle], more.size - free)
+        idle = inside.nonzero()[0]
+        if free == 0:  # without an empty slot, only who beats the worst by the margin is a candidate
+            if idle.size == 0:
+                return load, evict
+            outside &= row > row.take(idle).min() + self.margin / factor
+        absent = outside.nonzero()[0]
+        more, gains = best_of(absent, row.take(absent), min(time.in_time, costs.max_moves) - load.size)
+        leave, losses = best_of(idle, -row.take(idle), more.size - free)
         paired = min(max(more.size - free, 0), leave.size)
         better = int(np.count_nonzero((gains[free : free + paired] + losses[:paired]) * factor > self.margin))
         return np.concatenate([load, more[: free + better]]), np.concatenate([evict, leave[:better]])

@@ -11,7 +11,7 @@ import numpy as np
 from kairox_jax.sim.compare import Cell
 from kairox_jax.sim.trace import Trace
 
-PALETTE = ["#4C78A8", "#F58518", "#54A24B", "#B279A2", "#E45756", "#72B7B2", "#9D755D", "#BAB0AC"]
+PALETTE = ["#4C78A8", "#F58518", "#54A24B", "#B279A2", "#72B7B2", "#9D755D", "#BAB0AC"]
 OURS = "#D62728"
 
 
@@ -45,7 +45,7 @@ def plot_bars(plt: Any, cells: list[Cell], field: str, title: str, path: Path) -
     keys = list(dict.fromkeys((cell.hardware, cell.capacity) for cell in cells))
     columns = min(len(keys), 4)
     rows = -(-len(keys) // columns)
-    height = 0.6 + 0.28 * len({cell.label for cell in cells})
+    height = 1.4 + 0.25 * len({cell.label for cell in cells})
     figure, axes = plt.subplots(
         rows, columns, figsize=(3.6 * columns, height * rows), squeeze=False, sharey=True
     )

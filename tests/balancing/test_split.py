@@ -83,9 +83,12 @@ def test_momentum_is_the_decayed_mean_also_after_rescaling(rng: np.random.Genera
     prior = rng.random((1, 5)).astype(np.float32)
     momentum = new_momentum(Shape(1, 5, 2), prior, 0.9, 16.0)
     counts, total = 16.0 * prior[0].astype(np.float64), 16.0
-    for _ in range(400):  # 0.9 ** -400 = 2e18: the weight is rescaled several times
+    for step in range(400):  # 0.9 ** -400 = 2e18: the weight is rescaled several times
         active = rng.random(5) < 0.4
-        momentum.add(0, active)
+        if step % 2:
+            momentum.add(0, active)
+        else:
+            momentum.add_ids(0, np.flatnonzero(active))
         counts, total = 0.9 * counts + active, 0.9 * total + 1
     np.testing.assert_allclose(momentum.table[0] * momentum.factor(0), counts / total, rtol=1e-5)
 
