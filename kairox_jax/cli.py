@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from kairox_jax.commands import chat, doctor, generate, info, pull
+from kairox_jax.commands import chat, doctor, generate, info, laboratory, pull
 from kairox_jax.commands.flags import Parser, reject_unknown, resolve
 from kairox_jax.commands.streaming import INTERRUPTED
 
@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None, *, engine_api: Any | None = None) ->
         return _report(f"{_internal(error)}{hint}", INTERNAL_STATUS, debug)
 
 
-def make_parser() -> Parser:
-    """Build the parser of `kairox` and its subcommands."""
+def make_parser(chosen: str | None = None) -> Parser:
+    """Build the parser of `kairox` and its subcommands; ``chosen`` is the one that was asked for."""
     parser = Parser(
         prog="kairox",
         description="Activation-sparse language models on a GPU that cannot hold them.",
@@ -79,6 +79,7 @@ def make_parser() -> Parser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for command in (generate, chat, info, pull, doctor):
         command.add_to(subparsers)
+    laboratory.add_to(subparsers, chosen)
     return parser
 
 
@@ -91,7 +92,7 @@ def describe(error: BaseException) -> str:
 
 
 def _dispatch(argv: list[str], engine_api: Any | None) -> int:
-    parser = make_parser()
+    parser = make_parser(argv[0] if argv else None)
     if not argv:
         parser.print_help()
         return 0

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock, get_ident
 from time import perf_counter
 from typing import Any
 
@@ -22,10 +23,8 @@ from kairox_jax.engine.loading import (
     build_policy,
     check_supported,
     dense_thresholds,
-    find_sparsity,
     make_plan,
     resolve_context,
-    resolve_thresholds,
 )
 from kairox_jax.engine.sampling import make_rng, sample
 from kairox_jax.engine.statistics import Statistics
@@ -33,7 +32,7 @@ from kairox_jax.engine.text import TextStream
 from kairox_jax.engine.whole import Whole
 from kairox_jax.host import limit_threads, thread_count
 from kairox_jax.io import Checkpoint, TraceRecorder, open_checkpoint
-from kairox_jax.models import load_decoder
+from kairox_jax.models import find_sparsity, load_decoder, resolve_thresholds
 from kairox_jax.nvidia import limit_device_memory
 from kairox_jax.placement import BudgetPlan, load_store, record_layout
 from pallas_kernels.implementations import resolve_implementation
@@ -128,6 +127,7 @@ class Engine:
         self._whole: Whole | None = None
         self._hybrid: Hybrid | None = None
         self._cached: list[int] = []
+        self._lock, self._busy_thread = Lock(), 0
         self.policy_name = None if mode == "dense" else placement.policy
         self.implementation = resolve_implementation("auto", self.device.platform)
         if mode == "dense" and self.device.platform != "cpu":
@@ -206,6 +206,8 @@ class Engine:
         Raises:
             ValueError: an empty prompt, one that does not fit the context, or a trace in ``dense`` mode.
         """
+        if self._whole is None and self._hybrid is None:
+            raise ValueError("this engine is closed: make a new one")
         config = GenerationConfig() if config is None else config
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         self._check_prompt(ids)
@@ -216,7 +218,18 @@ class Engine:
                     "--trace-out needs the active neurons, which --mode dense does not tell: use exact"
                 )
             recorder = TraceRecorder({"policy": self.policy_name, "prompt_tokens": len(ids)})
-        return self._run(ids, config, trace, recorder, reuse)
+        return self._in_turn(self._run(ids, config, trace, recorder, reuse))
+
+    def _in_turn(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """Run one request at a time: those of other threads wait, one of the same thread would wait forever."""
+        if self._busy_thread == get_ident():
+            raise ValueError("a stream of this engine is still open: read it to its end or close it first")
+        with self._lock:
+            self._busy_thread = get_ident()
+            try:
+                yield from chunks
+            finally:
+                self._busy_thread = 0
 
     def describe(self) -> str:
         """Return one line: the device, and what runs where."""
@@ -233,6 +246,18 @@ class Engine:
             f"{self.config.num_neurons} neurons a layer in device slots ({self.implementation} kernels), the active "
             f"rest on the host ({self.threads} threads) | policy {self.policy_name}"
         )
+
+    def _placement(self) -> dict[str, Any]:
+        """Return what runs where, for the statistics."""
+        if self._hybrid is None:
+            return {"dense_part": "device", "neurons": "device"}
+        return {
+            "dense_part": self._hybrid.dense.name,
+            "neurons": "host" if self.mode == "dense" else "device slots and host",
+            "slots_per_layer": int(self._hybrid.table.capacity[0]),
+            "device_kernels": self.implementation,
+            "host_threads": self.threads,
+        }
 
     def close(self) -> None:
         """Stop background work and drop the model."""
@@ -271,8 +296,11 @@ class Engine:
             mode=self.mode,
             policy=self.policy_name,
             budget=self.plan.to_json(),
+            placement=self._placement(),
             prompt_tokens=len(ids),
         )
+        if self._hybrid is not None:
+            self._hybrid.migrator.take_counts()  # what an abandoned request left
         begin = perf_counter()
         logits = self._prefill(ids, self._common(ids) if reuse else 0)
         stats.prefill_s = perf_counter() - begin
@@ -344,8 +372,14 @@ class Engine:
     def _finish(self, stats: Statistics, trace: str | Path | None, recorder: TraceRecorder | None) -> None:
         if self._hybrid is not None:
             stats.resident = self._hybrid.num_resident
+            stats.add_moves(self._hybrid.migrator.take_counts())
         if recorder is not None and trace is not None:
-            recorder.write(trace)
+            if stats.decode_steps:
+                recorder.write(trace)
+            else:
+                logger.warning(
+                    "no trace was written to %s: the only token came from the prefill, ask for more", trace
+                )
 
 
 def plan_only(

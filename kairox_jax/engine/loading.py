@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
 from kairox_jax.balancing import POLICIES, Policy, make_policy
-from kairox_jax.config import MODES, ModelConfig, PlacementConfig
+from kairox_jax.config import ModelConfig, PlacementConfig
 from kairox_jax.engine.prefill import CHUNKS
 from kairox_jax.engine.programs import cache_length
-from kairox_jax.io import Checkpoint, Sparsity, check_model, load_sparsity, shipped_sparsity
+from kairox_jax.models import check_mode
 from kairox_jax.placement import BudgetPlan, Needs, plan_budget, slot_bytes
-from kairox_jax.placement.planner import FLOAT_BYTES
+from kairox_jax.placement.planner import FLOAT_BYTES, REMEDY
 from kairox_jax.quant import RecordLayout
 
 DEFAULT_CONTEXT = 2048
@@ -32,12 +31,6 @@ SUPPORTED = {
 # What a CUDA context and XLA's runtime keep of a card's memory before the first array.
 RUNTIME_BYTES = 450_000_000
 STREAMED_LAYERS = 2  # the prefill holds one layer's records and receives the next
-
-
-def check_mode(mode: str) -> None:
-    """Raise ``ValueError`` for a mode that does not exist."""
-    if mode not in MODES:
-        raise ValueError(f"mode {mode!r} is unknown: choose one of {', '.join(MODES)}")
 
 
 def check_supported(config: ModelConfig) -> None:
@@ -67,36 +60,6 @@ def resolve_context(config: ModelConfig, context_length: int | None) -> int:
             f"--ctx-size {context_length}: this model takes 1 to {config.context_length} tokens; choose in that range"
         )
     return context_length
-
-
-def find_sparsity(checkpoint: Checkpoint, folder: str | Path | None) -> Sparsity | None:
-    """Return thresholds and profile from a folder, or those that are shipped for this model, if any."""
-    if folder is None:
-        return shipped_sparsity(checkpoint)
-    sparsity = load_sparsity(Path(folder))
-    check_model(sparsity, checkpoint)
-    return sparsity
-
-
-def resolve_thresholds(config: ModelConfig, sparsity: Sparsity | None) -> Float[np.ndarray, " L"]:
-    """Return each layer's activation threshold for ``exact`` mode.
-
-    Raises:
-        ValueError: a SiLU model without thresholds: none of its neurons is ever exactly zero.
-    """
-    if config.activation == "silu":
-        if sparsity is None:
-            raise ValueError(
-                "this model's activation is SiLU, which is never zero, and no thresholds are known for it: run it with "
-                "--mode dense, or make thresholds with `python -m training.thresholds` and pass --sparsity FOLDER"
-            )
-        thresholds = np.asarray(sparsity.thresholds, np.float32)
-        if thresholds.shape != (config.num_layers,):
-            raise ValueError(
-                f"{thresholds.shape[0]} thresholds for {config.num_layers} layers: they belong to another model"
-            )
-        return thresholds
-    return np.full(config.num_layers, config.activation_threshold, np.float32)
 
 
 def dense_thresholds(config: ModelConfig) -> Float[np.ndarray, " L"]:
@@ -166,7 +129,7 @@ def device_free_bytes(device: jax.Device) -> int | None:
     return int(memory["bytes_limit"] - memory["bytes_in_use"])
 
 
-def _needed_free_bytes(device: jax.Device, placement: PlacementConfig) -> int | None:
+def _known_free_bytes(device: jax.Device, placement: PlacementConfig) -> int | None:
     """Return the free memory, or None where nobody tells it and a budget makes up for that."""
     if device.platform != "cpu" and device.memory_stats() is None and placement.vram_budget_bytes is not None:
         return None
@@ -198,5 +161,11 @@ def make_plan(
         max_moves=placement.max_moves,
         on_accelerator=device.platform != "cpu",
     )
-    plan = plan_budget(config, placement, needs, device_free_bytes=_needed_free_bytes(device, placement))
-    return replace(plan, reason="--mode dense computes all of them") if mode == "dense" else plan
+    plan = plan_budget(
+        config,
+        placement,
+        needs,
+        device_free_bytes=_known_free_bytes(device, placement),
+        remedy="raise --vram-budget, lower --ctx-size, or use --mode exact" if mode == "dense" else REMEDY,
+    )
+    return replace(plan, reason="--mode dense keeps all of them") if mode == "dense" else plan

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kairox_jax.engine.hybrid import StepCounts
+from kairox_jax.engine.migrate import MoveCounts
 
 
 @dataclass(kw_only=True)
@@ -24,6 +25,7 @@ class Statistics:
         resident: neurons with a record on the device at the end, all layers.
         promotions, evictions, wasted_promotions: moves; wasted are promotions that were evicted unused.
         link_bytes: bytes of promoted records.
+        placement: what runs where.
         gpu_ms, io_ms, cpu_ms: device, link and host time, all steps.
     """
 
@@ -52,14 +54,17 @@ class Statistics:
         """Add what one decode step did."""
         self.hits += int(counts.hits.sum())
         self.residual += int(counts.residual.sum())
-        moves, times = counts.moves, counts.times
+        self.add_moves(counts.moves)
+        self.gpu_ms += counts.times.gpu_ms
+        self.cpu_ms += counts.times.cpu_ms
+
+    def add_moves(self, moves: MoveCounts) -> None:
+        """Add what moved."""
         self.promotions += moves.promotions
         self.evictions += moves.evictions
         self.wasted_promotions += moves.wasted_promotions
         self.link_bytes += moves.link_bytes
-        self.gpu_ms += times.gpu_ms
-        self.io_ms += times.io_ms
-        self.cpu_ms += times.cpu_ms
+        self.io_ms += moves.io_ms
 
     @property
     def hit_rate(self) -> float | None:

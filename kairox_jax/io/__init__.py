@@ -4,7 +4,14 @@ from kairox_jax.io.chat_template import render_chat
 from kairox_jax.io.checkpoint import Checkpoint, open_checkpoint
 from kairox_jax.io.errors import FetchError, FormatError
 from kairox_jax.io.registry import REGISTRY, cache_folder, resolve_model
-from kairox_jax.io.sparsity import Sparsity, check_model, fingerprint, load_sparsity, save_sparsity, shipped_sparsity
+from kairox_jax.io.sparsity import (
+    Sparsity,
+    check_model,
+    fingerprint,
+    load_sparsity,
+    save_sparsity,
+    shipped_sparsity,
+)
 from kairox_jax.io.tokenizer import Tokenizer
 from kairox_jax.io.trace import TraceRecorder
 

@@ -69,7 +69,7 @@ def read_trace(path: str | Path) -> Trace:
         FileNotFoundError: no such file.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             fields = {key: archive[key] for key in archive.files}
     except (zipfile.BadZipFile, ValueError, EOFError, AttributeError, TypeError) as error:
         raise ValueError(f"trace {path}: no .npz archive of plain arrays ({error})") from None
@@ -79,11 +79,12 @@ def read_trace(path: str | Path) -> Trace:
     packed, count = fields["active"], fields["num_neurons"]
     if packed.dtype != np.uint8 or packed.ndim != 3 or 0 in packed.shape:
         raise ValueError(
-            f"trace {path}: active is {packed.dtype}{list(packed.shape)}, expected uint8 [steps, L, ceil(F/8)]"
+            f"trace {path}: active is {packed.dtype}{list(packed.shape)}, "
+            "expected uint8 [steps, L, ceil(F/8)]"
         )
     if count.dtype.kind not in "iu" or count.shape != () or (int(count) + 7) // 8 != packed.shape[2]:
         raise ValueError(
-            f"trace {path}: num_neurons is {count!s}, which does not fit the {packed.shape[2]} bytes of a layer"
+            f"trace {path}: num_neurons {count!s} does not fit the {packed.shape[2]} bytes of a layer"
         )
     return Trace(
         packed,
@@ -181,13 +182,12 @@ class TraceRecorder:
         """
         if self._shape is None:
             raise ValueError(f"trace {path}: no step was recorded, generate at least one token")
-        ids = {"token_ids": np.array(self._ids, np.int64)} if self._ids else {}
-        meta = {**self._meta, "steps": len(self._rows)}
+        fields: dict[str, Any] = {
+            "active": np.stack(self._rows),
+            "num_neurons": np.int64(self._shape[1]),
+            "meta": np.array(json.dumps({**self._meta, "steps": len(self._rows)})),
+        }
+        if self._ids:
+            fields["token_ids"] = np.array(self._ids, np.int64)
         with open(path, "wb") as file:
-            np.savez_compressed(
-                file,
-                active=np.stack(self._rows),
-                num_neurons=np.int64(self._shape[1]),
-                meta=np.array(json.dumps(meta)),
-                **ids,
-            )
+            np.savez_compressed(file, **fields)

@@ -7,13 +7,13 @@ import json
 import sys
 from pathlib import Path
 
+from kairox_jax.io.trace import read_trace
 from kairox_jax.sim.cli_replay import add_model_arguments, parse_capacity
 from kairox_jax.sim.compare import as_json, compare, speedups, table
 from kairox_jax.sim.machine import profile_names
 from kairox_jax.sim.plots import plot_all
 from kairox_jax.sim.priors import check_same_model, profiled
 from kairox_jax.sim.replay import ReplaySettings
-from kairox_jax.sim.trace import read_trace
 
 DEFAULT_POLICIES = (
     "layers,static,guide,paper,paper:tau_filter=literal,paper-artifact,eager,eager-lambda0,"

@@ -7,12 +7,12 @@ import json
 import sys
 
 from kairox_jax.balancing import POLICIES
+from kairox_jax.io.trace import read_trace
 from kairox_jax.sim.compare import parse_param
 from kairox_jax.sim.machine import profile_names
 from kairox_jax.sim.models import DTYPE_BYTES, MODELS
 from kairox_jax.sim.priors import check_same_model, choose_priors
 from kairox_jax.sim.replay import ReplaySettings, replay
-from kairox_jax.sim.trace import read_trace
 
 
 def parse_capacity(text: str) -> int | float:

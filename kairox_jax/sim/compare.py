@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from kairox_jax.io.trace import Trace
 from kairox_jax.sim.replay import ReplaySettings, Result, replay
-from kairox_jax.sim.trace import Trace
 
 LOAD_PRICE = 1.5  # hits that a load must earn back, for "net"
 CLAIRVOYANT = ("oracle",)

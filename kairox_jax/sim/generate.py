@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kairox_jax.sim.trace import Trace
+from kairox_jax.io.trace import Trace
 
 DISTANCES = (1, 2, 4, 8, 16, 32, 64, 128)
 

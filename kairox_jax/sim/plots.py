@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from kairox_jax.io.trace import Trace
 from kairox_jax.sim.compare import Cell
-from kairox_jax.sim.trace import Trace
 
 PALETTE = ["#4C78A8", "#F58518", "#54A24B", "#B279A2", "#72B7B2", "#9D755D", "#BAB0AC"]
 OURS = "#D62728"

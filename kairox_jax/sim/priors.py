@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kairox_jax.sim.trace import Trace, read_trace
+from kairox_jax.io.trace import Trace, read_trace
 
 PROFILE_FRAC = 0.25  # of a lone trace, used as its profile and then not replayed
 

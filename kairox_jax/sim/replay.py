@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from kairox_jax.balancing import Policy, initial_residents, make_policy, share_slots
+from kairox_jax.io.trace import Trace
 from kairox_jax.sim.events import Simulator, StepRecord
 from kairox_jax.sim.guide_model import GuideModel
 from kairox_jax.sim.machine import LayerCosts, layer_costs, load_machine
 from kairox_jax.sim.models import DTYPE_BYTES, MODELS, ModelSpec, find_model
-from kairox_jax.sim.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,17 +154,13 @@ def test_replay_22_sampling_does_not_depend_on_the_mode(engines: dict[str, Engin
     assert len({tuple(engines[mode].generate(PROMPT, SAMPLED).token_ids) for mode in MODES}) == 1
 
 
-def test_replay_22_eight_greedy_requests_at_once_are_identical(
-    engine: Engine, greedy_ids: list[int]
-) -> None:
+def test_replay_22_eight_greedy_requests_at_once_are_identical(engine: Engine, greedy_ids: list[int]) -> None:
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda _: engine.generate(PROMPT, GREEDY).token_ids, range(8)))
     assert results == [greedy_ids] * 8
 
 
-def test_a_second_stream_while_one_is_open_is_refused_or_right(
-    exact: Engine, greedy_ids: list[int]
-) -> None:
+def test_a_second_stream_while_one_is_open_is_refused_or_right(exact: Engine, greedy_ids: list[int]) -> None:
     stream = exact.stream(PROMPT, GREEDY)
     ids = [next(stream).token_id for _ in range(4)]
     try:

@@ -17,11 +17,10 @@ from kairox_jax.engine.loading import (
     RUNTIME_BYTES,
     build_policy,
     device_free_bytes,
-    find_sparsity,
     make_plan,
     resolve_context,
-    resolve_thresholds,
 )
+from kairox_jax.models import find_sparsity, resolve_thresholds
 from kairox_jax.io import Checkpoint, Sparsity, open_checkpoint, save_sparsity
 from kairox_jax.io.sparsity import fingerprint
 from kairox_jax.placement import record_layout
@@ -42,7 +41,12 @@ def tiny() -> Checkpoint:
 
 def plan(tiny: Checkpoint, device: Any = CPU, mode: str = "exact", **settings: Any) -> Any:
     return make_plan(
-        tiny.config, record_layout(tiny), mode=mode, placement=PlacementConfig(**settings), context_length=64, device=device
+        tiny.config,
+        record_layout(tiny),
+        mode=mode,
+        placement=PlacementConfig(**settings),
+        context_length=64,
+        device=device,
     )
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kairox_jax.io.trace import Trace, read_trace
 from kairox_jax.sim.generate import GeneratorSettings, fit, generate, measure
-from kairox_jax.sim.trace import Trace, read_trace
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kairox_jax.sim import TraceRecorder, read_trace, write_trace
+from kairox_jax.io.trace import TraceRecorder, read_trace, write_trace
 
 
 def test_round_trip(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -1,0 +1,33 @@
+"""`kairox replay` and `kairox compare`: placement policies on recorded traces, without a model."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from typing import Any
+
+from kairox_jax.commands.flags import Flag, add_flags
+
+FLAGS = (Flag(dest="debug", names=("--debug",), help="show the traceback of an error"),)
+COMMANDS = {
+    "replay": "run one policy over recorded traces on simulated hardware",
+    "compare": "compare policies, hardware and capacities over recorded traces",
+}
+
+
+def add_to(subparsers: Any, chosen: str | None) -> None:
+    """Add both subcommands; the arguments only of the chosen one, so that others start without the simulator."""
+    for name, text in COMMANDS.items():
+        parser = subparsers.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+        )
+        if name == chosen:
+            getattr(import_module(f"kairox_jax.sim.cli_{name}"), f"add_{name}_arguments")(parser)
+        add_flags(parser, {"output": FLAGS})
+        parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, engine_api: Any | None = None) -> int:
+    """Run the chosen one; return its status."""
+    del engine_api
+    return getattr(import_module(f"kairox_jax.sim.cli_{args.command}"), f"run_{args.command}")(args)
