@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,13 +175,16 @@ def measure(settings: Settings) -> dict[str, Any]:
         text = LONG_PROMPT
         while len(long_prompt := encoder.ask("encode", text=text)["ids"][:PREFILL_TOKENS]) < PREFILL_TOKENS:
             text += "\n" + LONG_PROMPT
-        rounds = []
+        rounds, others = [], []
+        pids = [os.getpid(), *(rival.pid for rival in rivals.values())]
         for number in range(settings.repeats + 1):
             say("warm-up" if number == 0 else f"round {number} of {settings.repeats}")
             prompt = prompts[number % len(prompts)]
+            before_round = machine.cpu_use(pids)
             results = run_round(rivals, prompt, long_prompt, settings.tokens)
             run_clocked(rivals, prompt, settings.tokens, results)
             rounds.append(results)
+            others.append(machine.others_frac(before_round, machine.cpu_use(pids), os.cpu_count() or 1))
         counted = rounds[1:]
         records = [summarise(name, rival, counted) for name, rival in rivals.items() if name != "read"]
         add_ratios(records)
@@ -200,6 +204,7 @@ def measure(settings: Settings) -> dict[str, Any]:
             },
             "threads": encoder.facts["threads"],
             "load_average": {"before": before, "after": machine.load_average()},
+            "others_cpu_frac": others[1:],
             "seconds": round(perf_counter() - begin, 1),
             "memory_read_gb_per_s": spread([one["read"]["decode"]["gb_per_s"] for one in counted]),
             "peer_missing": missing,

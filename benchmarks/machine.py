@@ -6,8 +6,11 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -35,13 +38,51 @@ def load_average() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CpuUse:
+    """CPU time so far.
+
+    Attributes:
+        wall_s: the clock.
+        busy_s: of all processors together, whoever used it.
+        own_s: of the processes that are measured.
+    """
+
+    wall_s: float
+    busy_s: float
+    own_s: float
+
+
+def cpu_use(pids: Sequence[int]) -> CpuUse | None:
+    """Return the CPU time that the machine and these processes have used, or None without Linux's /proc."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _idle, _iowait, *rest = map(int, stat.read_text().split("\n", 1)[0].split()[1:9])
+    own = 0
+    for pid in pids:
+        # The name in brackets may hold blanks; user and system time are the 12th and 13th field after it.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        own += int(fields[11]) + int(fields[12])
+    return CpuUse(wall_s=perf_counter(), busy_s=(user + nice + system + sum(rest)) / ticks, own_s=own / ticks)
+
+
+def others_frac(before: CpuUse | None, after: CpuUse | None, cpus: int) -> float | None:
+    """Return the share of the machine's CPU time that others took between two looks; None if unknown."""
+    if before is None or after is None:
+        return None
+    others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+    return max(0.0, others_s / ((after.wall_s - before.wall_s) * cpus))
+
+
 def facts() -> dict[str, Any]:
     """Return date, revision, CPU, system and the versions of Python, NumPy and this package."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "git": git_revision(),
         "cpu": cpu_model(),
-        "logical_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "logical_cpus": os.cpu_count(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": {"python": platform.python_version(), "numpy": importlib.metadata.version("numpy")},
     }

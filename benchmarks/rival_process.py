@@ -46,6 +46,11 @@ class RivalProcess:
         """
         return self._exchange({"do": do, **arguments})
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
     def close(self) -> None:
         """End the process: at the end of its input, or by force where it does not notice."""
         assert self._process.stdin is not None and self._process.stdout is not None

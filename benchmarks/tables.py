@@ -18,6 +18,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "performance.md"
 _BLOCK = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end table -->)", re.DOTALL)
 
+# Two threads that must meet wait for the slower one: a little of others' work costs a lot.
+DISTURBED_FRAC = 0.03
+
 Record = dict[str, Any]
 
 
@@ -114,7 +117,21 @@ def cpu_facts(record: Record) -> str:
     cpu = f"{record['threads']} threads on {record['cpu']} ({record['logical_cpus']} logical CPUs"
     cpu += f", load average {load['before']} before and {load['after']} after)"
     when = f"commit {commit}, {record['date'][:10]}"
-    return f"{settings['model']}: {work}; {cpu}; streaming read {limit} GB/s; {when}; {versions}."
+    line = f"{settings['model']}: {work}; {cpu}; streaming read {limit} GB/s; {when}; {versions}."
+    return line + disturbance(record["others_cpu_frac"])
+
+
+def disturbance(others: Sequence[float | None]) -> str:
+    """Return a warning where other processes took CPU time in any counted round, else nothing.
+
+    Args:
+        others: their share of the machine's CPU in each round; None where the system does not tell.
+    """
+    known = [frac for frac in others if frac is not None]
+    if max(known, default=0.0) <= DISTURBED_FRAC:
+        return ""
+    shares = ", ".join(f"{100 * frac:.0f} %" for frac in known)
+    return f"\n\n**Do not quote this run: other processes took CPU time in its rounds ({shares}).**"
 
 
 TABLES: dict[str, Callable[[Record], str]] = {

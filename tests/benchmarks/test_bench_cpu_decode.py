@@ -2,13 +2,16 @@
 
 import io
 import json
+import os
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from benchmarks import cpu_worker
 from benchmarks.bench_cpu_decode import Settings, add_ratios, main, peer_missing
-from benchmarks.machine import cpu_model, facts
+from benchmarks.machine import CpuUse, cpu_model, cpu_use, facts, others_frac
 from benchmarks.rival_process import RivalProcess
 from benchmarks.spread import mean_parts, paired_ratios, spread
 
@@ -90,6 +93,23 @@ def test_help_says_how_to_build_the_peer(capsys):
     shown = capsys.readouterr().out
     assert "-DGGML_NATIVE=OFF" in shown and "llama-cpp-python" in shown
     assert "GGUF" in (peer_missing("folder") or "")
+
+
+def test_the_share_of_others():
+    before = CpuUse(wall_s=100, busy_s=50, own_s=20)
+    # In 10 s of 2 CPUs, 17 of 20 s were busy, 12 of them ours.
+    assert others_frac(before, CpuUse(wall_s=110, busy_s=67, own_s=32), 2) == 0.25
+    assert others_frac(before, None, 2) is None
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux's /proc/stat")
+def test_cpu_use_counts_this_process():
+    before, spent = cpu_use([os.getpid()]), time.process_time()
+    while time.process_time() < spent + 0.1:
+        pass
+    after = cpu_use([os.getpid()])
+    assert before is not None and after is not None
+    assert 0.05 <= after.own_s - before.own_s <= 5 and after.busy_s - before.busy_s >= 0.05
 
 
 def test_facts_name_the_machine():

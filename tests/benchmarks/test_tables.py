@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.tables import DOCUMENT, RESULTS, TABLES, main, markdown_table, renew, with_spread
+from benchmarks.tables import DOCUMENT, RESULTS, TABLES, disturbance, main, markdown_table, renew, with_spread
 
 
 def cells(table):
@@ -24,6 +24,11 @@ def test_a_table_is_padded_and_keeps_its_cells():
 def test_a_row_of_the_wrong_length_is_refused():
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
         markdown_table(["a", "b"], [["x"]])
+
+
+def test_a_disturbed_run_says_so():
+    assert disturbance([0.0, 0.02, None]) == "" and disturbance([None]) == ""
+    assert "Do not quote" in disturbance([0.0, 0.4]) and "0 %, 40 %" in disturbance([0.0, 0.4])
 
 
 def test_with_spread():
