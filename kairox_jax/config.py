@@ -5,6 +5,7 @@ Nothing here reads a file, a clock or the environment. Every field is read somew
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -16,8 +17,6 @@ NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rotary", "learned")
 ROPE_SCALINGS = ("linear", "llama3")
 MODES = ("dense", "exact")
-
-MAX_BYTES = 2**60
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -41,7 +40,7 @@ def parse_bytes(text: str | int | float) -> int:
         raise ValueError(f"size {text!r}: expected a positive number with a unit, such as 6GB, 6GiB or 6e9")
     unit = (match[2] or "").lower()
     size = float(match[1]) * {**_UNITS, **_BINARY_UNITS}[unit]
-    if size > MAX_BYTES:
+    if not math.isfinite(size):
         raise ValueError(f"size {text!r} is beyond any memory: give a number of bytes such as 6GB")
     num_bytes = int(size)
     if num_bytes <= 0:
@@ -71,7 +70,7 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ROPE_SCALINGS:
             raise ValueError(f"rotary scaling {self.kind!r} is not one of {', '.join(ROPE_SCALINGS)}")
-        if not (np.isfinite(self.factor) and self.factor > 0):
+        if not (math.isfinite(self.factor) and self.factor > 0):
             raise ValueError(f"rotary scaling factor {self.factor} must be positive")
         if not 0 < self.low_freq_factor < self.high_freq_factor < np.inf:
             raise ValueError(
@@ -199,7 +198,7 @@ class ModelConfig:
             raise ValueError("ffn_bias: biases of a gated FFN are not supported")
         if self.sliding_window is not None and self.sliding_window <= 0:
             raise ValueError(f"sliding_window {self.sliding_window} must be above zero, or None")
-        if not np.isfinite(self.activation_threshold) or self.activation_threshold < 0:
+        if not math.isfinite(self.activation_threshold) or self.activation_threshold < 0:
             raise ValueError(
                 f"activation_threshold {self.activation_threshold} must be finite and not negative"
             )
@@ -277,7 +276,7 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         if self.max_tokens < 0:
             raise ValueError(f"max_tokens {self.max_tokens} must not be negative")
-        if not (np.isfinite(self.temperature) and self.temperature >= 0):
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"temperature {self.temperature} must be 0 or more")
         if self.top_k < 0:
             raise ValueError(f"top_k {self.top_k} must be 0 (off) or more")

@@ -20,9 +20,9 @@ from kairox_jax.engine.loading import (
     make_plan,
     resolve_context,
 )
-from kairox_jax.models import find_sparsity, resolve_thresholds
 from kairox_jax.io import Checkpoint, Sparsity, open_checkpoint, save_sparsity
 from kairox_jax.io.sparsity import fingerprint
+from kairox_jax.models import find_sparsity, resolve_thresholds
 from kairox_jax.placement import record_layout
 
 SILU = MODELS / "llama3-rope"
