@@ -132,6 +132,8 @@ class Engine:
         self.implementation = resolve_implementation("auto", self.device.platform)
         if mode == "dense" and self.device.platform != "cpu":
             self._whole = Whole(load_decoder(checkpoint), context_length=self.context_length)
+            self._whole.prefill(np.zeros(1, np.int32), 0)  # compiles, as Hybrid does
+            self._whole.step(0, 0)
         elif mode == "dense":
             self._hybrid = self._load_hybrid(
                 checkpoint, dense_thresholds(config), make_policy("static"), None, placement

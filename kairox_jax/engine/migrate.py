@@ -14,6 +14,7 @@ from jaxtyping import Array, Int, UInt8
 from kairox_jax.balancing import Plan
 from kairox_jax.placement import NeuronStore, SlotArrays, SlotTable, commit_records
 
+SHORT_BUFFERS = (8, 32)  # rows; longer ones have room for max_moves
 MAX_IN_FLIGHT = 2  # transfers of one layer; a third would only arrive later
 
 
@@ -42,7 +43,7 @@ class Migrator:
 
     The worker gathers the records into a fresh buffer, sends it with one ``device_put`` and waits for its arrival,
     which times the link. The caller's thread commits what has arrived, between two uses of a layer's slots.
-    Buffers have a power of two of rows, so that few shapes are compiled; padding rows go to slot C and are dropped.
+    Buffers have one of three lengths, so that few shapes are compiled; padding rows go to slot C and are dropped.
 
     Args:
         store: the host's records.
@@ -56,9 +57,18 @@ class Migrator:
     ) -> None:
         self.store, self.table, self.slots, self.max_moves = store, table, slots, max_moves
         self.counts = MoveCounts()
+        self._lengths = sorted({min(length, max_moves) for length in (*SHORT_BUFFERS, max_moves)})
         self._pending: list[deque[Arrival]] = [deque() for _ in store.layers]
         self._unused = np.zeros_like(table.reserved)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kairox-link")
+
+    def warm_up(self) -> None:
+        """Compile the commit of each buffer length, with rows that are all dropped."""
+        capacity = int(self.table.capacity[0])
+        for length in self._lengths if capacity else ():
+            records = jax.device_put(self.store.gather(0, np.zeros(length, np.int32)))
+            at = np.full(length, capacity, np.int32)
+            self.slots[0] = commit_records(self.slots[0], records, at, layout=self.store.layout)
 
     def room(self, layer: int) -> int:
         """Return how many records a plan for this layer may load now."""
@@ -133,7 +143,7 @@ class Migrator:
         self._worker.shutdown(wait=True, cancel_futures=True)
 
     def _send(self, layer: int, neurons: Int[np.ndarray, " n"]) -> tuple[UInt8[Array, "M nbytes"], float]:
-        rows = 1 << (len(neurons) - 1).bit_length()
+        rows = next(length for length in self._lengths if length >= len(neurons))
         begin = perf_counter()
         records = jax.device_put(self.store.gather(layer, neurons, rows=rows))
         records.block_until_ready()
