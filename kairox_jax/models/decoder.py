@@ -138,7 +138,8 @@ def _check_ids(ids: Array, config: ModelConfig) -> None:
         )
     # Values are known only outside a trace; inside, XLA clamps an id to the table.
     if ids.size and not isinstance(ids, jax.core.Tracer):
-        low, high = int(np.min(ids)), int(np.max(ids))
+        values = np.asarray(ids)  # NumPy's copy: JAX's own min would become part of an enclosing trace
+        low, high = int(values.min()), int(values.max())
         if low < 0 or high >= config.vocab_size:
             wrong = low if low < 0 else high
             raise ValueError(
