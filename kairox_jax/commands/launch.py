@@ -49,7 +49,8 @@ def start_engine(args: argparse.Namespace, engine_api: Any | None) -> Any:
     """
     placement = placement_config(args)
     prepare_environment(args)
-    note(args, f"loading {args.model} (the first start also compiles kernels, about 10 s)")
+    if sys.stderr.isatty():
+        note(args, f"loading {args.model} (the first start also compiles kernels, about 10 s)")
     engine = load_engine_api(engine_api).Engine(
         args.model,
         mode=args.mode,

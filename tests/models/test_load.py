@@ -87,7 +87,7 @@ def test_unknown_mode() -> None:
 
 
 def test_silu_without_thresholds_is_refused() -> None:
-    with pytest.raises(ValueError, match="activation is SiLU.*use mode dense, or make thresholds"):
+    with pytest.raises(ValueError, match="activation is SiLU.*use --mode dense, or make thresholds"):
         load_model(SILU, "exact")
 
 
