@@ -53,6 +53,7 @@ def layered(decoder: Decoder) -> LayeredModel:
 
 def _ffn_values(block: Block, x: Array, threshold: Array) -> tuple[Array, Array]:
     h = block.ffn.normalise(x)
+    assert block.ffn.w_gate is not None  # thresholds are for gated SiLU models; the command checks it
     gate, up = h @ block.ffn.w_gate[...].T, h @ block.ffn.w_up[...].T
     return neuron_values(gate, up, block.ffn.config.activation, threshold)
 

@@ -27,7 +27,10 @@ Vectors = Float[Array, "B D"] | Float[np.ndarray, "B D"]
 class TensorSource(Protocol):
     """What loading needs of a checkpoint."""
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelConfig:
+        """The model's facts."""
+        ...
 
     def tensor(self, name: str) -> np.ndarray:
         """Return a fresh float32 array by canonical name."""
@@ -73,7 +76,7 @@ class DeviceDense:
 
     def embed(self, ids: Int[np.ndarray, "B T"]) -> Float[Array, "B T D"]:
         """Return the embedding of token ids."""
-        return self._embed(self.embedding, ids)
+        return self._embed(self.embedding, jnp.asarray(ids))
 
     def front(
         self, layer: int, x: Vectors, y_device: Vectors, y_host: Vectors, start: Int[np.ndarray, " B"]

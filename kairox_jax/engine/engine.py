@@ -238,7 +238,7 @@ class Engine:
         device = f"device {self.device.platform}:{self.device.device_kind}"
         if self.device.platform == "cpu":
             device = "no accelerator found: JAX's CPU backend is the device"
-        if self.mode == "dense":
+        if self._hybrid is None or self.mode == "dense":
             where = (
                 "on the device" if self._whole is not None else f"by host kernels ({self.threads} threads)"
             )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -31,6 +31,24 @@ SUPPORTED = {
 # What a CUDA context and XLA's runtime keep of a card's memory before the first array.
 RUNTIME_BYTES = 450_000_000
 STREAMED_LAYERS = 2  # the prefill holds one layer's records and receives the next
+
+
+class DeviceFacts(Protocol):
+    """What planning needs of a JAX device."""
+
+    @property
+    def platform(self) -> str:
+        """The backend's name, such as cpu or gpu."""
+        ...
+
+    @property
+    def device_kind(self) -> str:
+        """The product's name."""
+        ...
+
+    def memory_stats(self) -> dict[str, int] | None:
+        """Return bytes by name, or None where the device does not tell."""
+        ...
 
 
 def check_supported(config: ModelConfig) -> None:
@@ -119,7 +137,7 @@ def estimate_needs(
     )
 
 
-def device_free_bytes(device: jax.Device) -> int | None:
+def device_free_bytes(device: DeviceFacts) -> int | None:
     """Return the free memory of an accelerator, or None for the CPU backend."""
     if device.platform == "cpu":
         return None
@@ -129,7 +147,7 @@ def device_free_bytes(device: jax.Device) -> int | None:
     return int(memory["bytes_limit"] - memory["bytes_in_use"])
 
 
-def _known_free_bytes(device: jax.Device, placement: PlacementConfig) -> int | None:
+def _known_free_bytes(device: DeviceFacts, placement: PlacementConfig) -> int | None:
     """Return the free memory, or None where nobody tells it and a budget makes up for that."""
     if device.platform != "cpu" and device.memory_stats() is None and placement.vram_budget_bytes is not None:
         return None
@@ -143,7 +161,7 @@ def make_plan(
     mode: str,
     placement: PlacementConfig,
     context_length: int,
-    device: jax.Device,
+    device: DeviceFacts,
 ) -> BudgetPlan:
     """Plan the device's memory; see ``plan_budget`` for the errors."""
     check_mode(mode)

@@ -62,7 +62,7 @@ class Whole:
         return np.asarray(self._logits(self.out_norm, self.output, x[:, 0]))[0]
 
     def _run(self, ids: Int[np.ndarray, "1 T"], first: int) -> jax.Array:
-        x = self._embed(self.embedding, ids)
+        x = self._embed(self.embedding, jnp.asarray(ids))
         start = jnp.array([first], jnp.int32)
         attend = attend_length(first + ids.shape[1], self.length)
         for layer, leaves in enumerate(self.blocks):

@@ -159,8 +159,8 @@ class HostAttention:
         keys: Float[np.ndarray, "B K S H"],
         values: Float[np.ndarray, "B K S H"],
         positions: Int[np.ndarray, " B"],
-        cos: Float[np.ndarray, "B H/2"],
-        sin: Float[np.ndarray, "B H/2"],
+        cos: Float[np.ndarray, "B half"],
+        sin: Float[np.ndarray, "B half"],
     ) -> Float[np.ndarray, "B D"]:
         """Attend at one new position of each sequence.
 

@@ -29,7 +29,7 @@ def empty_cache(config: ModelConfig, *, batch: int, length: int) -> KVCache:
     return KVCache(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
 
 
-def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, H / 2]:
+def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, " half"]:
     """Return the angle per position of each rotary pair, stretched where asked: float32 [H/2], radians."""
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     inv_freq = config.rope_theta**-exponent
@@ -38,7 +38,7 @@ def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, H / 2]:
 
 
 def rotate(
-    x: Float[Array, "B T heads H"], positions: Int[Array, "B T"], frequencies: Float[np.ndarray, H / 2]
+    x: Float[Array, "B T heads H"], positions: Int[Array, "B T"], frequencies: Float[np.ndarray, " half"]
 ) -> Float[Array, "B T heads H"]:
     """Turn pairs (h, h + H/2) by position times frequency (the half-split order of Hugging Face files)."""
     angle = positions[:, :, None, None].astype(jnp.float32) * jnp.asarray(frequencies)[None, None, None, :]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from kairox_jax.config import ModelConfig
@@ -137,7 +137,7 @@ def _check_ids(ids: Array, config: ModelConfig) -> None:
             f"{ids.shape[1]} tokens: this model takes at most {config.context_length}; give it fewer"
         )
     # Values are known only outside a trace; inside, XLA clamps an id to the table.
-    if ids.size and not isinstance(ids, jax.core.Tracer):
+    if ids.size and not isinstance(ids, Tracer):
         values = np.asarray(ids)  # NumPy's copy: JAX's own min would become part of an enclosing trace
         low, high = int(values.min()), int(values.max())
         if low < 0 or high >= config.vocab_size:

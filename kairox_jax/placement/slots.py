@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -139,4 +140,4 @@ def commit_records(
         at: slot of each record, int32 [M]; C or more drops the row (padding).
         layout: of the records.
     """
-    return slot_scatter(slots, jnp.stack(unpack_records(staging, layout), axis=1), at)
+    return cast(SlotArrays, slot_scatter(slots, jnp.stack(unpack_records(staging, layout), axis=1), at))
