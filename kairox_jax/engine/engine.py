@@ -256,7 +256,7 @@ class Engine:
         return {
             "dense_part": self._hybrid.dense.name,
             "neurons": "host" if self.mode == "dense" else "device slots and host",
-            "slots_per_layer": int(self._hybrid.table.capacity[0]),
+            "slots_per_layer": self._hybrid.table.capacity.tolist(),
             "device_kernels": self.implementation,
             "host_threads": self.threads,
         }

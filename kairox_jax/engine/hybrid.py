@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kairox_jax.balancing import Costs, Policy, Shape, Times, initial_residents
+from kairox_jax.balancing import Costs, Policy, Times, initial_residents, share_slots
 from kairox_jax.config import ModelConfig
 from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.host_dense import HostDense
@@ -69,9 +69,9 @@ class Hybrid:
         self.thresholds = thresholds
         self.rule = Rule[config.activation.upper()]
         num_layers, num_neurons = config.num_layers, config.num_neurons
-        shape = Shape(num_layers, num_neurons, slots_per_layer)
+        shape = share_slots(policy, slots_per_layer * num_layers, num_layers, num_neurons, prior)
         self.table = SlotTable(num_layers, num_neurons, shape.capacity)
-        slots = [empty_slots(slots_per_layer, store.layout) for _ in range(num_layers)]
+        slots = [empty_slots(int(capacity), store.layout) for capacity in shape.capacity]
         self.migrator = Migrator(store, self.table, slots, max_moves=max_moves)
         self.prefill = Prefill(store, dense, thresholds=thresholds)
         self.state: Any = policy.init(shape, prior)
@@ -132,7 +132,7 @@ class Hybrid:
             done = perf_counter()
             masks.append(mask)
             cpu_ms += (done - ready) * 1e3
-            gpu_ms += (ready - begin) * 1e3 + self._overlapped_ms(mask, (done - ready) * 1e3)
+            gpu_ms += (ready - begin) * 1e3 + self._overlapped_ms(layer, mask, (done - ready) * 1e3)
         return self.dense.logits(x, y_device, y_host), masks, active, gpu_ms, cpu_ms
 
     def _warm_up(self) -> None:
@@ -189,7 +189,7 @@ class Hybrid:
         active[outside[fired.any(axis=0)]] = True
         return y
 
-    def _overlapped_ms(self, mask: Any, host_ms: float) -> float:
+    def _overlapped_ms(self, layer: int, mask: Any, host_ms: float) -> float:
         """Return the device time that passed beside the host's, without waiting for the device.
 
         A device part that is not done yet took all of the host's time, and the rest shows in the next layer's wait;
@@ -197,7 +197,7 @@ class Hybrid:
         """
         if mask is None:
             return 0.0
-        return min(self._resident_ms, host_ms) if mask.is_ready() else host_ms
+        return min(self._resident_ms[layer], host_ms) if mask.is_ready() else host_ms
 
     def _add_hits(self, masks: list[Any], active: Bool[np.ndarray, "L F"]) -> None:
         for layer, mask in enumerate(masks):
@@ -208,11 +208,20 @@ class Hybrid:
                 self.migrator.note_hits(layer, neurons)
 
     def _plan_moves(self, active: Bool[np.ndarray, "L F"], times: Times) -> None:
-        """Let the policy see the step and send off what it wants moved; nothing here waits."""
+        """Let the policy see the step and send off what it wants moved; nothing here waits.
+
+        A layer's next FFN is about one step away: that is the window in which its transfers can hide.
+        """
+        window_ms = times.gpu_ms + times.cpu_ms
+        cpu_ms_per_record = times.cpu_ms / max(sum(len(outside) for outside in self._outside), 1)
         for layer in range(self.config.num_layers):
             costs = Costs(
                 max_moves=self.migrator.room(layer),
                 free_slots=self.table.free(layer),
+                gpu_ms_per_record=self._resident_ms[layer] / max(int(self.table.capacity[layer]), 1),
+                cpu_ms_per_record=cpu_ms_per_record,
+                link_ms_per_record=self.migrator.ms_per_record,
+                window_ms=window_ms,
                 record_bytes=self.store.record_bytes,
             )
             held = self.table.held(layer)
@@ -227,15 +236,24 @@ class Hybrid:
         self._outside[layer] = np.flatnonzero(~self.table.resident(layer)).astype(np.int32)
         self._valid[layer] = self.table.occupied(layer)
 
-    def _time_residents(self) -> float:
-        """Return the median time of one layer's device part alone, in ms, after compiling it."""
-        capacity = int(self.table.capacity[0])
-        if capacity == 0:
-            return 0.0
-        times, every = [], np.ones(capacity, bool)
+    def _time_residents(self) -> Float[np.ndarray, " L"]:
+        """Return the median time of each layer's device part alone, in ms, after compiling it.
+
+        Layers with the same number of slots take the same time: each number is measured once.
+        """
+        measured: dict[int, float] = {0: 0.0}
+        for layer, slots in enumerate(self.table.capacity.tolist()):
+            if slots not in measured:
+                measured[slots] = self._time_layer(layer, slots)
+        return np.array([measured[slots] for slots in self.table.capacity.tolist()])
+
+    def _time_layer(self, layer: int, slots: int) -> float:
+        times, every = [], np.ones(slots, bool)
         for _ in range(4):
             begin = perf_counter()
-            y, _ = self._resident(self.migrator.slots[0], every, np.float32(self.thresholds[0]), self._zero)
+            y, _ = self._resident(
+                self.migrator.slots[layer], every, np.float32(self.thresholds[layer]), self._zero
+            )
             y.block_until_ready()
             times.append((perf_counter() - begin) * 1e3)
         return float(np.median(times[1:]))

@@ -57,6 +57,7 @@ class Migrator:
     ) -> None:
         self.store, self.table, self.slots, self.max_moves = store, table, slots, max_moves
         self.counts = MoveCounts()
+        self.ms_per_record = 0.0  # of the link, slowly forgetting; 0 until a transfer has arrived
         self._lengths = sorted({min(length, max_moves) for length in (*SHORT_BUFFERS, max_moves)})
         self._pending: list[deque[Arrival]] = [deque() for _ in store.layers]
         self._unused = np.zeros_like(table.reserved)
@@ -64,11 +65,12 @@ class Migrator:
 
     def warm_up(self) -> None:
         """Compile the commit of each buffer length, with rows that are all dropped."""
-        capacity = int(self.table.capacity[0])
-        for length in self._lengths if capacity else ():
-            records = jax.device_put(self.store.gather(0, np.zeros(length, np.int32)))
-            at = np.full(length, capacity, np.int32)
-            self.slots[0] = commit_records(self.slots[0], records, at, layout=self.store.layout)
+        first = {int(capacity): layer for layer, capacity in reversed(list(enumerate(self.table.capacity)))}
+        for capacity, layer in first.items():
+            for length in self._lengths if capacity else ():
+                records = jax.device_put(self.store.gather(layer, np.zeros(length, np.int32)))
+                at = np.full(length, capacity, np.int32)
+                self.slots[layer] = commit_records(self.slots[layer], records, at, layout=self.store.layout)
 
     def room(self, layer: int) -> int:
         """Return how many records a plan for this layer may load now."""
@@ -117,6 +119,7 @@ class Migrator:
             self.counts.wasted_promotions += int(np.count_nonzero(~kept))
             self.counts.link_bytes += len(kept) * self.store.record_bytes
             self.counts.io_ms += io_ms
+            self.ms_per_record += 0.1 * (io_ms / len(kept) - self.ms_per_record)
             changed = True
         return changed
 
