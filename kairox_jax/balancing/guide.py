@@ -37,6 +37,9 @@ def balance(modifier: float, times: Times) -> float:
     return modifier
 
 
+NONE = np.empty(0, np.int32)
+
+
 class Guide:
     """M <- beta M + (1 - beta) a; evict M < evict threshold; promote M >= promote threshold * modifier.
 
@@ -84,6 +87,8 @@ class Guide:
         momentum += as_share(active) * np.float32(1.0 - self.beta)
         evict = np.flatnonzero(resident & (momentum < self.evict_threshold))
         room = min(costs.free_slots + evict.size, costs.max_moves)
+        if room == 0:
+            return state, Plan(NONE, evict)
         promotable = momentum >= self.promote_threshold * state.modifier
         candidates = np.flatnonzero(promotable & ~resident)
         order = np.argsort(-momentum[candidates], kind="stable")  # ties: ascending index

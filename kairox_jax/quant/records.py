@@ -7,6 +7,7 @@ matrix is stored by output in most files, with blocks that span neurons: its col
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -38,17 +39,17 @@ class RecordLayout:
         for name in self.formats:
             block_format(name).row_bytes(self.num_elems)
 
-    @property
+    @cached_property
     def row_bytes(self) -> tuple[int, ...]:
         """Bytes of each row."""
         return tuple(block_format(name).row_bytes(self.num_elems) for name in self.formats)
 
-    @property
+    @cached_property
     def offsets(self) -> tuple[int, ...]:
         """First byte of each row."""
         return tuple(sum(self.row_bytes[:row]) for row in range(len(self.formats)))
 
-    @property
+    @cached_property
     def record_bytes(self) -> int:
         """Bytes of a record, padding included."""
         return -(-sum(self.row_bytes) // self.alignment) * self.alignment
