@@ -1,4 +1,4 @@
-"""The default model through the whole engine: the reference's tokens, at any residency and while neurons move."""
+"""The default model through the engine: the reference's tokens, at any residency and while neurons move."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.model
 CASES = json.loads((Path(__file__).parents[1] / "data/smollm2_greedy.json").read_text())
 NUM_LAYERS, NUM_NEURONS = 30, 1536
 CONTEXT = 256
-GREEDY = GenerationConfig(max_tokens=16, temperature=0, ignore_eos=True)
+GREEDY = GenerationConfig(max_tokens=12, temperature=0, ignore_eos=True)
+TOLERANCE = 5e-5  # relative; measured: 7e-6, a value at its threshold may fall to either side
 SHORT_TEXT = CASES[0]["prompt_ids"] + CASES[0]["greedy_ids"][:8]
 
 
@@ -91,22 +92,18 @@ def test_replay_12_exact_gives_the_same_tokens_while_neurons_move(
         results = [engine.generate(case["prompt_ids"], GREEDY) for case in CASES]
     assert [result.token_ids for result in results] == flax_ids
     for stats in (result.stats for result in results):
-        assert min(stats.promotions, stats.evictions) > 100 * NUM_LAYERS, "the policy did not churn"
+        assert min(stats.promotions, stats.evictions) > 80 * NUM_LAYERS, "the policy did not churn"
         assert stats.hits > 0 and stats.residual > 0
 
 
-def thresholded_logits(default_model: Path) -> np.ndarray:
+@pytest.fixture(scope="module")
+def flax_logits(default_model: Path) -> np.ndarray:
     """Logits [T, V] of ``SHORT_TEXT`` by the Flax decoder in one call, without a cache."""
     checkpoint = open_checkpoint(default_model)
     sparsity = shipped_sparsity(checkpoint)
     assert sparsity is not None
     decoder = load_decoder(checkpoint, sparsity.thresholds.tolist())
     return np.asarray(decoder(jnp.array([SHORT_TEXT], jnp.int32)))[0]
-
-
-@pytest.fixture(scope="module")
-def flax_logits(default_model: Path) -> np.ndarray:
-    return thresholded_logits(default_model)
 
 
 @pytest.mark.parametrize("dense_part", DENSE_PARTS)
@@ -120,6 +117,6 @@ def test_exact_logits_are_those_of_the_thresholded_function(
         got = all_logits(engine, SHORT_TEXT, prompt=prompt)
         counts = run_step(engine, 30, len(SHORT_TEXT))[1]
     for step, (one, want) in enumerate(zip(got, flax_logits[prompt - 1 :], strict=True)):
-        assert relative_error(one, want) < 1e-4, f"step {step}"
+        assert relative_error(one, want) < TOLERANCE, f"step {step}"
     assert (counts.hits + counts.residual == counts.active.sum(axis=1)).all()
     assert 0.2 < counts.active.mean() < 0.7

@@ -59,7 +59,9 @@ def test_logits_are_the_same_while_neurons_move(dense_part: str, reference: np.n
     assert min(moves, evictions) > 10 * 2 * 10, "the policy did not churn"
 
 
-@pytest.mark.parametrize("name", ["relu-llama", "prosparse-llama", "llama3-rope", "llama-bias-linear", "mistral-window"])
+@pytest.mark.parametrize(
+    "name", ["relu-llama", "prosparse-llama", "llama3-rope", "llama-bias-linear", "mistral-window"]
+)
 def test_other_checkpoints_are_computed_rightly_or_refused(name: str) -> None:
     folder = MODELS / name
     with np.load(folder / "expected.npz") as expected:

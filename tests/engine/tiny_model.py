@@ -72,7 +72,9 @@ class Scripted:
     def init(self, shape: Shape, prior: Any) -> None:
         return None
 
-    def plan(self, state: None, layer: int, active: Any, resident: np.ndarray, costs: Any) -> tuple[None, Plan]:
+    def plan(
+        self, state: None, layer: int, active: Any, resident: np.ndarray, costs: Any
+    ) -> tuple[None, Plan]:
         load, evict = type(self).script(self.steps[layer], layer, active, resident)
         self.steps[layer] += 1
         return None, Plan(np.array(load, np.int32), np.array(evict, np.int32))

@@ -168,9 +168,7 @@ def test_table_names_every_part_and_the_reason() -> None:
     assert "of 1536 neurons" in table and "what the budget leaves" in table
 
 
-@pytest.mark.parametrize(
-    ("text", "size"), [("6 GB", 6 * 10**9), ("6GiB", 6 * 2**30), ("6e9", 6 * 10**9)]
-)
+@pytest.mark.parametrize(("text", "size"), [("6 GB", 6 * 10**9), ("6GiB", 6 * 2**30), ("6e9", 6 * 10**9)])
 def test_replay_10_sizes_as_written_are_parsed(text: str, size: int) -> None:
     made = plan(parse_bytes(text))
     assert made.budget_bytes == size and made.total_bytes <= size
