@@ -175,7 +175,7 @@ def test_a_second_stream_while_one_is_open_is_refused_or_right(exact: Engine, gr
 
 def test_an_abandoned_stream_leaves_the_next_request_right(exact: Engine, greedy_ids: list[int]) -> None:
     for reuse in (False, True):
-        stream = exact.stream([5, 6, *PROMPT], GREEDY)
+        stream: Any = exact.stream([5, 6, *PROMPT], GREEDY)
         next(stream)
         next(stream)
         stream.close()
