@@ -1,4 +1,4 @@
-"""Tables of saved measurements: ``python -m benchmarks.tables`` renews those in docs/performance.md.
+"""Tables of saved measurements: ``python -m benchmarks.tables`` renews those in docs/performance.md and README.md.
 
 A block from ``<!-- table: NAME FILE -->`` to ``<!-- end table -->`` is replaced; ``--check`` only compares.
 """
@@ -16,6 +16,7 @@ from benchmarks.machine import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "performance.md"
+DOCUMENTS = (DOCUMENT, ROOT / "README.md")
 _BLOCK = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end table -->)", re.DOTALL)
 
 # Two threads that must meet wait for the slower one: a little of others' work costs a lot.
@@ -182,17 +183,18 @@ def main(argv: list[str] | None = None) -> int:
         "--check", action="store_true", help="change nothing; exit 1 where the document is stale"
     )
     args = parser.parse_args(argv)
-    old = DOCUMENT.read_text()
-    try:
-        new = renew(old, lambda file: json.loads((RESULTS / file).read_text()))
-    except (ValueError, OSError) as error:
-        print(f"tables: error: {error}", file=sys.stderr)
-        return 2
-    if args.check and new != old:
-        print(f"tables: {DOCUMENT.name} is stale: run python -m benchmarks.tables", file=sys.stderr)
-        return 1
-    if new != old:
-        DOCUMENT.write_text(new)
+    for document in DOCUMENTS:
+        old = document.read_text()
+        try:
+            new = renew(old, lambda file: json.loads((RESULTS / file).read_text()))
+        except (ValueError, OSError) as error:
+            print(f"tables: error: {document.name}: {error}", file=sys.stderr)
+            return 2
+        if args.check and new != old:
+            print(f"tables: {document.name} is stale: run python -m benchmarks.tables", file=sys.stderr)
+            return 1
+        if new != old:
+            document.write_text(new)
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -56,18 +56,27 @@ def collect(name: str) -> dict[str, Any]:
     """
     from kairox_jax.io import REGISTRY, open_checkpoint, shipped_sparsity
     from kairox_jax.io.gguf_file import GgufFile
+    from kairox_jax.io.safetensors_file import SafetensorsFolder
 
     checkpoint = open_checkpoint(name)
-    file = GgufFile(checkpoint.path)
+    fields: Mapping[str, Any] = {}
+    if checkpoint.path.is_dir():
+        folder = SafetensorsFolder(checkpoint.path)
+        formats = [folder.raw(tensor) for tensor in folder.shapes]
+        sizes = [(form, raw.nbytes) for raw, form in formats]
+    else:
+        file = GgufFile(checkpoint.path)
+        fields = file.fields
+        sizes = [(tensor.format, tensor.num_bytes) for tensor in file.tensors.values()]
     tensors: dict[str, dict[str, int]] = {}
-    for tensor in file.tensors.values():
-        of_type = tensors.setdefault(tensor.format, {"count": 0, "bytes": 0})
+    for form, num_bytes in sizes:
+        of_type = tensors.setdefault(form, {"count": 0, "bytes": 0})
         of_type["count"] += 1
-        of_type["bytes"] += tensor.num_bytes
+        of_type["bytes"] += num_bytes
     return {
-        "name": file.fields.get("general.name"),
+        "name": fields.get("general.name"),
         "path": str(checkpoint.path),
-        "licence": REGISTRY[name].licence if name in REGISTRY else file.fields.get("general.license"),
+        "licence": REGISTRY[name].licence if name in REGISTRY else fields.get("general.license"),
         "num_bytes": checkpoint.num_bytes,
         "tensors": tensors,
         "sparsity": None if (sparsity := shipped_sparsity(checkpoint)) is None else _outline(sparsity),

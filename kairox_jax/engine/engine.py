@@ -21,6 +21,7 @@ from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.hybrid import Hybrid
 from kairox_jax.engine.loading import (
     build_policy,
+    check_dense_settings,
     check_supported,
     dense_thresholds,
     make_plan,
@@ -119,6 +120,8 @@ class Engine:
             device=self.device,
         )
         self.mode = mode
+        if mode == "dense":
+            check_dense_settings(placement, sparsity)
         if threads is not None:
             limit_threads(threads)
         self.threads = thread_count()
@@ -219,6 +222,8 @@ class Engine:
                 raise ValueError(
                     "--trace-out needs the active neurons, which --mode dense does not tell: use exact"
                 )
+            if Path(trace).is_dir() or not Path(trace).absolute().parent.is_dir():
+                raise ValueError(f"--trace-out {trace}: name a file in a folder that exists")
             recorder = TraceRecorder({"policy": self.policy_name, "prompt_tokens": len(ids)})
         return self._in_turn(self._run(ids, config, trace, recorder, reuse))
 

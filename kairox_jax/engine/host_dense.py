@@ -19,6 +19,7 @@ def packed_or_float(checkpoint: Checkpoint, name: str) -> PackedRows:
     """Return a matrix in the file's own rows where the kernels read them, else in float32."""
     packed = checkpoint.packed(name)
     if packed is not None and packed.format in host_formats():
+        checkpoint.check_packed(name)
         return packed
     return PackedRows(data=checkpoint.tensor(name).view(np.uint8), format="f32")
 

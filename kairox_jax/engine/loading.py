@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Protocol
 
@@ -80,6 +81,17 @@ def resolve_context(config: ModelConfig, context_length: int | None) -> int:
     return context_length
 
 
+def check_dense_settings(placement: PlacementConfig, sparsity: object) -> None:
+    """Raise ``ValueError`` for settings that ``dense`` mode would not use."""
+    defaults = PlacementConfig()
+    names = ("policy", "tam_beta", "tam_threshold", "tam_evict", "anb_enable")
+    unused = [name for name in names if getattr(placement, name) != getattr(defaults, name)]
+    unused += [] if sparsity is None else ["sparsity"]
+    if unused:
+        flags = ", ".join("--" + name.replace("_", "-") for name in unused)
+        raise ValueError(f"no effect with --mode dense: {flags}; leave it out, or use --mode exact")
+
+
 def dense_thresholds(config: ModelConfig) -> Float[np.ndarray, " L"]:
     """Return thresholds under which ``exact`` is the dense function: |silu(g) u| always exceeds -1."""
     every = -1.0 if config.activation == "silu" else config.activation_threshold
@@ -149,9 +161,13 @@ def device_free_bytes(device: DeviceFacts) -> int | None:
 
 def _known_free_bytes(device: DeviceFacts, placement: PlacementConfig) -> int | None:
     """Return the free memory, or None where nobody tells it and a budget makes up for that."""
-    if device.platform != "cpu" and device.memory_stats() is None and placement.vram_budget_bytes is not None:
-        return None
-    return device_free_bytes(device)
+    if placement.vram_budget_bytes is None:
+        return device_free_bytes(device)
+    if device.platform == "cpu":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf(
+            "SC_PAGE_SIZE"
+        )  # no card: the machine's memory bounds it
+    return None if device.memory_stats() is None else device_free_bytes(device)
 
 
 def make_plan(
@@ -185,5 +201,6 @@ def make_plan(
         needs,
         device_free_bytes=_known_free_bytes(device, placement),
         remedy="raise --vram-budget, lower --ctx-size, or use --mode exact" if mode == "dense" else REMEDY,
+        what="the whole model, which dense computes" if mode == "dense" else None,
     )
     return replace(plan, reason="--mode dense keeps all of them") if mode == "dense" else plan

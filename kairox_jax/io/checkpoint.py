@@ -20,7 +20,7 @@ from kairox_jax.io.hf_tokenizer import adds_bos, hf_chat_template, hf_tokenizer
 from kairox_jax.io.registry import resolve_model
 from kairox_jax.io.safetensors_file import SafetensorsFolder
 from kairox_jax.io.tokenizer import Tokenizer, gguf_tokenizer
-from kairox_jax.io.weights import Entry, TensorFile, check_entries, pack_entry, read_entry
+from kairox_jax.io.weights import Entry, TensorFile, check_entries, check_packed, pack_entry, read_entry
 from kairox_jax.quant import PackedRows
 
 
@@ -68,7 +68,7 @@ class Checkpoint:
         return read_entry(self._file, self._entry(name))
 
     def packed(self, name: str) -> PackedRows | None:
-        """Return a canonical matrix in the file's own row format, unchecked.
+        """Return a canonical matrix in the file's own row format, unchecked (see ``check_packed``).
 
         Rows stay as they are in the file: a read-only view of it, or a copy where their order differs (q, k).
 
@@ -87,6 +87,16 @@ class Checkpoint:
         ``tensor`` does this by itself.
         """
         self._file.release()
+
+    def check_packed(self, name: str) -> None:
+        """Check what ``packed`` gives.
+
+        Raises:
+            FormatError: it holds a NaN or an infinity.
+        """
+        packed, source = self.packed(name), self._entry(name).source
+        if packed is not None:
+            check_packed(packed, self._file.path_of(source), source)
 
     def tokenizer(self) -> Tokenizer:
         """Build the tokenizer.

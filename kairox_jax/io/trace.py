@@ -71,8 +71,10 @@ def read_trace(path: str | Path) -> Trace:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             fields = {key: archive[key] for key in archive.files}
-    except (zipfile.BadZipFile, ValueError, EOFError, AttributeError, TypeError) as error:
-        raise ValueError(f"trace {path}: no .npz archive of plain arrays ({error})") from None
+    except (zipfile.BadZipFile, ValueError, EOFError, AttributeError, TypeError):
+        raise ValueError(
+            f"trace {path} is no .npz archive of plain arrays: record one with --trace-out"
+        ) from None
     for key in ("active", "num_neurons"):
         if key not in fields:
             raise ValueError(f"trace {path}: field {key!r} is missing, it has {sorted(fields)}")

@@ -6,6 +6,7 @@ the other way round. One tensor is unpacked at a time, so importing needs little
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,12 +72,23 @@ class Entry:
     transpose: bool = False
 
 
+LAYER_NAME = re.compile(r"(?:^|\.)(?:blk|layers|h)\.(\d+)\.")
+
+
 def check_entries(file: TensorFile, entries: Mapping[str, Entry]) -> None:
     """Check that the file holds the tensor of each entry, in the shape that the config asks for.
 
     Raises:
         FormatError: names the tensor, the expected and the found shape.
     """
+    sources = {entry.source for entry in entries.values()}
+    layers = {m[1] for name in sources if (m := LAYER_NAME.search(name))}
+    for name in file.shapes:
+        match = LAYER_NAME.search(name)
+        if match and layers and match[1] not in layers:
+            raise FormatError(
+                file.path_of(name), name, f"belongs to a layer beyond the {len(layers)} that the config names"
+            )
     for entry in entries.values():
         found = file.shapes.get(entry.source)
         if found is None:
@@ -133,6 +145,20 @@ def pack_entry(file: TensorFile, entry: Entry) -> PackedRows | None:
     if entry.transpose or raw.ndim != 2 or fmt not in FORMATS:
         return None
     return PackedRows(data=raw if entry.rows is None else raw[entry.rows()], format=fmt)
+
+
+def check_packed(rows: PackedRows, path: Path, name: str) -> None:
+    """Check packed rows without unpacking them: quantised blocks are finite where their scales are.
+
+    Raises:
+        FormatError: they hold a NaN or an infinity.
+    """
+    scales = {"q8_0": 1, "q4_0": 1, "q4_1": 2}.get(rows.format, 0)
+    if scales:
+        blocks = rows.data.reshape(-1, FORMATS[rows.format].block_bytes)
+        check_finite(np.ascontiguousarray(blocks[:, : 2 * scales]).view(np.float16), path, name)
+    else:
+        check_finite(rows.dequantize(), path, name)
 
 
 def check_finite(values: np.ndarray, path: Path, name: str) -> None:

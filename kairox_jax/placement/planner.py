@@ -100,6 +100,7 @@ def plan_budget(
     *,
     device_free_bytes: int | None,
     remedy: str = REMEDY,
+    what: str | None = None,
 ) -> BudgetPlan:
     """Decide how many slots each layer gets.
 
@@ -109,6 +110,7 @@ def plan_budget(
         needs: bytes of the fixed parts.
         device_free_bytes: free memory of the accelerator, or None where there is none.
         remedy: what the caller can do about a budget that is too small.
+        what: names, for that message, what should fit; None says it by the slots asked for.
 
     Returns:
         The plan.
@@ -143,7 +145,7 @@ def plan_budget(
             f"{device_free_bytes / 1e6:.1f} MB: name a smaller budget or free the device\n{least.table()}"
         )
     if room is not None and room < (asked or 0):
-        what = f"{asked} slots a layer" if asked else "the dense part"
+        what = what or (f"{asked} slots a layer" if asked else "the dense part")
         raise ValueError(
             f"a budget of {(limit or 0) / 1e6:.1f} MB is too small for {what}: it needs at least "
             f"{least.total_bytes / 1e6:.1f} MB; {remedy}\n{least.table()}"

@@ -31,6 +31,10 @@ class RowSource(Protocol):
         """Return a matrix in the file's own rows, or None where it does not keep it by row."""
         ...
 
+    def check_packed(self, name: str) -> None:
+        """Raise where ``packed`` gives a NaN or an infinity."""
+        ...
+
 
 def aligned_bytes(rows: int, row_bytes: int) -> UInt8[np.ndarray, "rows nbytes"]:
     """Return an uninitialised uint8 array whose first byte is aligned to ``ALIGNMENT``."""
@@ -137,5 +141,6 @@ def _rows(source: RowSource, name: str, format: str) -> PackedRows:
     """Return a matrix's rows in the layout's format: the file's own, or float32."""
     packed = source.packed(name)
     if packed is not None and packed.format == format:
+        source.check_packed(name)
         return packed
     return PackedRows(data=source.tensor(name).view(np.uint8), format="f32")

@@ -154,8 +154,10 @@ def test_replay_22_sampling_does_not_depend_on_the_mode(engines: dict[str, Engin
     assert len({tuple(engines[mode].generate(PROMPT, SAMPLED).token_ids) for mode in MODES}) == 1
 
 
-def test_replay_22_eight_greedy_requests_at_once_are_identical(engine: Engine, greedy_ids: list[int]) -> None:
-    with ThreadPoolExecutor(8) as pool:
+@pytest.mark.parametrize("mode", MODES)
+def test_replay_22_eight_greedy_requests_at_once_are_identical(mode: str, greedy_ids: list[int]) -> None:
+    slots = {} if mode == "dense" else {"gpu_cache_neurons": 48}
+    with tiny_engine(mode=mode, policy="guide", **slots) as engine, ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda _: engine.generate(PROMPT, GREEDY).token_ids, range(8)))
     assert results == [greedy_ids] * 8
 
@@ -173,7 +175,7 @@ def test_a_second_stream_while_one_is_open_is_refused_or_right(exact: Engine, gr
 
 def test_an_abandoned_stream_leaves_the_next_request_right(exact: Engine, greedy_ids: list[int]) -> None:
     for reuse in (False, True):
-        stream = exact.stream([5, 6, *PROMPT], GREEDY)
+        stream: Any = exact.stream([5, 6, *PROMPT], GREEDY)
         next(stream)
         next(stream)
         stream.close()
@@ -237,6 +239,18 @@ def test_replay_17_stop_texts_over_token_borders(engine: Engine, length: int) ->
         assert len(result.token_ids) == whole.index(stop) + length
     text, result = joined(engine, PROMPT, replace(SAMPLED, stop=("~" + whole[:4],)))
     assert text == result.text == whole and result.finish_reason == "length"
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_replay_16_an_emoji_over_four_tokens_is_whole_or_absent(
+    engine: Engine, max_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = "a\U0001f642b\U0001f680\u00e9".encode()
+    coming = iter([bytes([byte]) for byte in raw])
+    monkeypatch.setattr(engine.tokenizer, "token_bytes", lambda token: next(coming))
+    chunks = [chunk.text for chunk in engine.stream(PROMPT, replace(GREEDY, max_tokens=max_tokens))]
+    assert "".join(chunks) == raw[:max_tokens].decode(errors="ignore")
+    assert not any("\ufffd" in text for text in chunks)
 
 
 def test_held_back_text_comes_at_the_end(engine: Engine) -> None:

@@ -1,5 +1,7 @@
 """The hybrid step computes one function wherever the neurons live, and counts what it did."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy_reference import forward
@@ -147,7 +149,7 @@ def test_active_neurons_are_those_whose_gate_is_positive() -> None:
 
 def test_guide_promotes_what_is_sustained_and_not_a_spike() -> None:
     """The guide's numbers: 0.10, 0.19, 0.271, 0.344, 0.410 crosses 0.35 at step 5; a spike stays at 0.10."""
-    slots = {"gpu_cache_neurons": NUM_NEURONS, "max_moves": NUM_NEURONS}
+    slots: dict[str, Any] = {"gpu_cache_neurons": NUM_NEURONS, "max_moves": NUM_NEURONS}
     with tiny_engine(policy="guide", anb_enable=False, **slots) as engine:
         hybrid = hybrid_of(engine)
         assert isinstance(hybrid.policy, Guide) and hybrid.num_resident == 0

@@ -1,4 +1,4 @@
-"""From settings to something that decodes: context, thresholds, policy, plan; what has no effect is refused."""
+"""From settings to something that decodes; what would have no effect is refused."""
 
 from dataclasses import replace
 from pathlib import Path

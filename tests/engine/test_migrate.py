@@ -49,15 +49,21 @@ def engine() -> Iterator[Engine]:
 def test_steps_go_on_while_a_transfer_is_on_the_way(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     hybrid, reference = hybrid_of(engine), forward(open_checkpoint(TINY), IDS[None])[0]
     busy = np.flatnonzero(run_step(engine, int(IDS[0]), 0)[1].active[0])[:8]
+    other = int(np.setdiff1d(np.arange(NUM_NEURONS), busy)[0])
+    hybrid.migrator.submit(0, loads(other))
+    hybrid.settle()
+    # An eviction in between makes the step look at the slot table anew while the transfer is on its way.
+    leave = staticmethod(lambda step, layer, active, held: ([], [other] if (step, layer) == (3, 0) else []))
+    monkeypatch.setattr(type(hybrid.policy), "script", leave)
     release = hold_transfers(hybrid.migrator, monkeypatch)
     hybrid.migrator.submit(0, loads(*busy))
     begin = time.monotonic()
     for at in range(1, 6):
         logits, counts = run_step(engine, int(IDS[at]), at)
         assert relative_error(logits, reference[at]) < 2e-5
-        assert counts.hits.sum() == counts.moves.promotions == hybrid.num_resident == 0
-        assert np.flatnonzero(hybrid.table.held(0)).tolist() == sorted(busy)
-    assert time.monotonic() - begin < 20, "a step waited for the transfer"
+        assert hybrid.num_resident == int(at < 3) and counts.hits.sum() <= int(at <= 3)
+        assert set(busy.tolist()) <= set(np.flatnonzero(hybrid.table.held(0)).tolist())
+    assert time.monotonic() - begin < 14, "a step waited for the transfer"
     release()
     while not hybrid.migrator._pending[0][0].transfer.done():
         time.sleep(0.001)

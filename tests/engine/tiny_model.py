@@ -140,7 +140,7 @@ def hold_transfers(migrator: Migrator, patch: pytest.MonkeyPatch) -> Callable[[]
     gate, send = threading.Event(), migrator._send
 
     def slow(*args):  # type: ignore[no-untyped-def]
-        assert gate.wait(timeout=60), "the test never let the transfers go"
+        assert gate.wait(timeout=15), "the test never let the transfers go"
         return send(*args)
 
     patch.setattr(migrator, "_send", slow)
