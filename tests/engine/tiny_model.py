@@ -105,7 +105,9 @@ def tiny_engine(
         if isinstance(policy, type):
             patch.setitem(POLICIES, "under-test", policy)
         name = "under-test" if isinstance(policy, type) else policy
-        settings = PlacementConfig(policy=name, **placement)
+        if mode != "dense":  # which takes no policy
+            placement = {"policy": name, **placement}
+        settings = PlacementConfig(**placement)
         with Engine(model, mode=mode, placement=settings, context_length=context_length) as engine:
             yield engine
 
