@@ -23,7 +23,7 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@touch $@ $(VENV)/.installed
 
 demo: install
-	$(BIN)/kairox generate -m smollm2-135m -p "The capital of France is" -n 48 --temperature 0 \
+	$(BIN)/kairox generate -m smollm2-135m -p "Once upon a time, in a small village by the sea," -n 64 --temperature 0 \
 	  --mode exact --policy guide --gpu-cache-neurons 512
 
 test: $(VENV)/.installed-dev
