@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, get_ident
 from time import perf_counter
@@ -27,6 +26,7 @@ from kairox_jax.engine.loading import (
     make_plan,
     resolve_context,
 )
+from kairox_jax.engine.results import Chunk, GenerationResult
 from kairox_jax.engine.sampling import make_rng, sample
 from kairox_jax.engine.statistics import Statistics
 from kairox_jax.engine.text import TextStream
@@ -39,43 +39,6 @@ from kairox_jax.placement import BudgetPlan, load_store, record_layout
 from pallas_kernels.implementations import resolve_implementation
 
 logger = logging.getLogger("kairox")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationResult:
-    """A finished generation.
-
-    Attributes:
-        text: what was generated, without the stop text.
-        prompt_token_ids, token_ids: ids of the prompt and of the generated text (no end-of-sequence token).
-        finish_reason: "stop" (end of sequence, or a stop text) or "length".
-        stats: counts and times.
-    """
-
-    text: str
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    finish_reason: str
-    stats: Statistics
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as one JSON object."""
-        return {
-            "text": self.text,
-            "prompt_token_ids": self.prompt_token_ids,
-            "token_ids": self.token_ids,
-            "finish_reason": self.finish_reason,
-            **self.stats.to_json(),
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """A piece of streamed text; the last one carries the result."""
-
-    text: str
-    token_id: int | None = None
-    result: GenerationResult | None = None
 
 
 class Engine:

@@ -212,6 +212,11 @@ def _rope(json: JsonObject) -> tuple[float, RopeScaling | None]:
     values = json.get(key, default={})
     if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
         raise json.error(key, f"{values!r}: expected one set of values for all layers")
+    other = json.get("rope_scaling")
+    if key != "rope_scaling" and other is not None and other != values:
+        raise json.error(
+            "rope_scaling", f"{other!r} disagrees with rope_parameters {values!r}: keep one of them"
+        )
     rope = JsonObject(json.path, values)
     rope.refuse("partial_rotary_factor", 1, 1.0)
     theta = rope.number("rope_theta", default=json.number("rope_theta", default=10000.0))

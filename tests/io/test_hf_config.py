@@ -267,3 +267,12 @@ def test_missing_config(tmp_path: Path) -> None:
     shutil.copy(MODELS / "relu-llama/model.safetensors", tmp_path)
     with pytest.raises(FormatError, match="config.json: missing: the folder does not say which model"):
         hf_config(tmp_path, add_bos=False)
+
+
+def test_two_rotary_settings_that_disagree_are_refused(tmp_path: Path) -> None:
+    changes = {
+        "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+    }
+    with pytest.raises(FormatError, match="disagrees with rope_parameters"):
+        read(tmp_path, "relu-llama", changes, ())
