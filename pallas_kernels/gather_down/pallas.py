@@ -66,7 +66,7 @@ def gather_down(
 
 
 def default_tiles(batch: int, rows: Rows) -> t.Tiles:
-    """Return tiles that compile without spills and load 16 bytes where they can (see the compile report).
+    """Return tiles that compile with hardly a spill and load 16 bytes where they can (see the compile report).
 
     A thread keeps a sum for each column of its load and each batch row: 16 codes times 8 rows are too many.
     """

@@ -67,7 +67,7 @@ def gather_gate_up(
 
 
 def default_tiles(batch: int, rows: Rows) -> t.Tiles:
-    """Return tiles that compile without spills (see the compile report): eight sums want small ones."""
+    """Return tiles that compile with hardly a spill (see the compile report): eight sums want small ones."""
     return t.Tiles(block_d=128 if batch > 4 and not isinstance(rows, BlockRows) else 256)
 
 
