@@ -12,7 +12,6 @@ from kairox_jax.commands.launch import prepare_environment
 prepare_environment(Namespace(vram_budget=None))  # before JAX is imported
 
 import jax  # noqa: E402
-import numpy as np  # noqa: E402
 
 from benchmarks.time_parts import PartTimes, hook_cost_s, hooked, parts_ms  # noqa: E402
 from benchmarks.touched_bytes import TouchedBytes, cache_bytes, neuron_bytes, seen_positions  # noqa: E402
@@ -151,7 +150,7 @@ class KairoxRival:
         always = 2 if config.gated and config.activation == "silu" else 1
         outside = config.num_neurons - self._last["resident"] / layers
         residual = self._last["residual"] / steps / layers
-        host = neuron_bytes(outside, residual, _record_rows(hybrid.store), always=always)
+        host = neuron_bytes(outside, residual, hybrid.store.layout.row_bytes, always=always)
         device = 0.0
         if slots:
             # XLA's CPU programs read every row of every slot and mask afterwards.
@@ -170,11 +169,3 @@ class KairoxRival:
             device_neurons=layers * device,
             kv_cache=cache_bytes(seen, cache_position_bytes(config, dense.keys.itemsize)),
         )
-
-
-def _record_rows(store: Any) -> tuple[int, ...]:
-    """Return the bytes of each row of a record: as its layout says, or of float32 [F, R, D] without one."""
-    if hasattr(store, "layout"):
-        return tuple(store.layout.row_bytes)
-    records: np.ndarray = store.layers[0]
-    return (records[0, 0].nbytes,) * records.shape[1]

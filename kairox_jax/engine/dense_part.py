@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from kairox_jax.config import ModelConfig
 from kairox_jax.engine.programs import (
     Split,
     attend_length,
@@ -20,21 +17,9 @@ from kairox_jax.engine.programs import (
     split_module,
 )
 from kairox_jax.models import KVCache, empty_cache, load_attention
+from kairox_jax.models.load import TensorSource
 
 Vectors = Float[Array, "B D"] | Float[np.ndarray, "B D"]
-
-
-class TensorSource(Protocol):
-    """What loading needs of a checkpoint."""
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's facts."""
-        ...
-
-    def tensor(self, name: str) -> np.ndarray:
-        """Return a fresh float32 array by canonical name."""
-        ...
 
 
 class DeviceDense:
