@@ -14,12 +14,13 @@ from kairox_jax.engine.programs import (
     embed_program,
     front_program,
     logits_program,
+    some_rows,
     split_module,
 )
 from kairox_jax.models import KVCache, Norm, empty_cache, load_attention, load_down_biases, load_norm
 from kairox_jax.models.load import TensorSource
 
-Vectors = Float[Array, "B D"] | Float[np.ndarray, "B D"]
+Vectors = Float[Array, "n D"] | Float[np.ndarray, "n D"]
 
 
 def device_norm(norm: Norm[np.ndarray]) -> Norm[Array]:
@@ -32,7 +33,7 @@ class DeviceDense:
 
     Args:
         source: an open checkpoint.
-        batch: B, sequences in a step.
+        batch: B, sequences that the cache holds.
         context_length: the most positions of a sequence.
     """
 
@@ -65,9 +66,23 @@ class DeviceDense:
         return self._embed(self.embedding, self.pos_embed, ids, start)
 
     def front(
-        self, layer: int, x: Vectors, y_device: Vectors, y_host: Vectors, start: Int[np.ndarray, " B"]
-    ) -> tuple[Float[Array, "B D"], Float[Array, "B D"]]:
-        """Merge the FFN of the layer before, attend, and return the residual stream and the FFN's input."""
+        self,
+        layer: int,
+        x: Vectors,
+        y_device: Vectors,
+        y_host: Vectors,
+        start: Int[np.ndarray, " n"],
+        rows: Int[np.ndarray, " n"],
+    ) -> tuple[Float[Array, "n D"], Float[Array, "n D"]]:
+        """Merge the FFN of the layer before, attend, and return the residual stream and the FFN's input.
+
+        Args:
+            layer: index of the layer.
+            x: residual stream [n, D].
+            y_device, y_host: what the two sides add to it [n, D].
+            start: position of each sequence's token, int32 [n].
+            rows: each sequence's row of the cache, int32 [n], none twice.
+        """
         attend = attend_length(int(start.max()) + 1, self.length)
         x_dev, h_dev, self.caches[layer] = self._front(
             self.attention[layer],
@@ -76,6 +91,7 @@ class DeviceDense:
             y_device,
             y_host,
             start,
+            some_rows(rows, self.batch),
             self.caches[layer],
             attend,
         )
@@ -86,10 +102,10 @@ class DeviceDense:
         """Merge the last FFN and return the logits on the host."""
         return np.asarray(self._logits(self.out_norm, self.output, x + y_device + y_host))
 
-    def cache(self, layer: int) -> KVCache:
-        """Return a layer's cache for the prefill, which donates it."""
-        return self.caches[layer]
+    def cache(self, layer: int, row: int) -> tuple[KVCache, Int[np.ndarray, " 1"] | None]:
+        """Return a layer's cache for the prefill, which donates it, and where its sequence is in it."""
+        return self.caches[layer], some_rows(np.array([row], np.int32), self.batch)
 
-    def put_cache(self, layer: int, cache: KVCache, *, start: int, end: int) -> None:
-        """Take the cache back, with positions ``start`` .. ``end - 1`` new."""
+    def put_cache(self, layer: int, cache: KVCache, row: int, *, start: int, end: int) -> None:
+        """Take the cache back, with positions ``start`` .. ``end - 1`` of that row new."""
         self.caches[layer] = cache

@@ -41,7 +41,7 @@ class HostDense:
 
     Args:
         checkpoint: an open checkpoint.
-        batch: B, sequences in a step.
+        batch: B, sequences that the cache holds.
         context_length: the most positions of a sequence.
     """
 
@@ -103,10 +103,14 @@ class HostDense:
         layer: int,
         x: Any,
         y_device: Any,
-        y_host: Float[np.ndarray, "B D"],
-        start: Int[np.ndarray, " B"],
-    ) -> tuple[Float[np.ndarray, "B D"], Float[np.ndarray, "B D"]]:
-        """Merge the FFN of the layer before, attend, and return the residual stream and the FFN's input."""
+        y_host: Float[np.ndarray, "n D"],
+        start: Int[np.ndarray, " n"],
+        rows: Int[np.ndarray, " n"],
+    ) -> tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n D"]]:
+        """Merge the FFN of the layer before, attend, and return the residual stream and the FFN's input.
+
+        Arguments as in ``DeviceDense.front``; ``x`` is updated in place.
+        """
         if layer == 0:
             angle = start[:, None].astype(np.float32) * self._frequencies[None, :]
             self._angles = (np.cos(angle), np.sin(angle))
@@ -114,20 +118,22 @@ class HostDense:
         x += y_host
         x += np.asarray(y_device)
         keys, values = self.keys[layer], self.values[layer]
-        return x, self._kernel.front(self.weights[layer], x, keys, values, start, *self._angles)
+        return x, self._kernel.front(self.weights[layer], x, keys, values, rows, start, *self._angles)
 
     def logits(self, x: Any, y_device: Any, y_host: Float[np.ndarray, "B D"]) -> Float[np.ndarray, "B V"]:
         """Merge the last FFN and return the logits; overwritten by the next call."""
         merged, norm = np.asarray(x) + np.asarray(y_device) + y_host, self.out_norm
         h = host_norm(merged, norm.scale, norm.bias, self.config.norm_eps)
-        matvec(h, self.output, self._logits)
-        return self._logits
+        logits = self._logits[: len(h)]
+        matvec(h, self.output, logits)
+        return logits
 
-    def cache(self, layer: int) -> KVCache:
-        """Return a copy of a layer's cache for the prefill, which donates it."""
-        return KVCache(jnp.array(self.keys[layer]), jnp.array(self.values[layer]))
+    def cache(self, layer: int, row: int) -> tuple[KVCache, None]:
+        """Return a copy of one sequence's cache for the prefill, which donates it."""
+        rows = slice(row, row + 1)
+        return KVCache(jnp.array(self.keys[layer, rows]), jnp.array(self.values[layer, rows])), None
 
-    def put_cache(self, layer: int, cache: KVCache, *, start: int, end: int) -> None:
-        """Copy the new positions ``start`` .. ``end - 1`` back."""
-        self.keys[layer, :, :, start:end] = np.asarray(cache.k[:, :, start:end])
-        self.values[layer, :, :, start:end] = np.asarray(cache.v[:, :, start:end])
+    def put_cache(self, layer: int, cache: KVCache, row: int, *, start: int, end: int) -> None:
+        """Copy the new positions ``start`` .. ``end - 1`` back to that row."""
+        self.keys[layer, row, :, start:end] = np.asarray(cache.k[0, :, start:end])
+        self.values[layer, row, :, start:end] = np.asarray(cache.v[0, :, start:end])

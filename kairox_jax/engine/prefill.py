@@ -32,12 +32,12 @@ class DensePart(Protocol):
         """Return the residual stream before the first layer; ``start`` is the first token's position."""
         ...
 
-    def cache(self, layer: int) -> KVCache:
-        """Return a layer's cache, which the prefill donates."""
+    def cache(self, layer: int, row: int) -> tuple[KVCache, Int[np.ndarray, " 1"] | None]:
+        """Return a layer's cache, which the prefill donates, and where in it the sequence ``row`` is."""
         ...
 
-    def put_cache(self, layer: int, cache: KVCache, *, start: int, end: int) -> None:
-        """Take a layer's cache back, with positions ``start`` .. ``end - 1`` new."""
+    def put_cache(self, layer: int, cache: KVCache, row: int, *, start: int, end: int) -> None:
+        """Take a layer's cache back, with positions ``start`` .. ``end - 1`` of a sequence new."""
         ...
 
 
@@ -68,12 +68,13 @@ class Prefill:
             pairs = zip(store.biases, dense.down_biases, strict=True)
             self._biases = [(jnp.asarray(up[:, -1]), jnp.asarray(down)) for up, down in pairs]
 
-    def __call__(self, ids: Int[np.ndarray, " T"], start: int) -> Float[Array, "1 D"]:
+    def __call__(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[Array, "1 D"]:
         """Run the tokens of one sequence.
 
         Args:
             ids: int32 [T], T at least 1.
             start: position of the first of them.
+            row: the sequence's row of the cache.
 
         Returns:
             The residual stream after the last layer at the last token [1, D].
@@ -82,12 +83,14 @@ class Prefill:
         for first, last, size in pieces(start, len(ids)):
             padded = np.zeros((1, size), np.int32)
             padded[0, : last - first] = ids[first - start : last - start]
-            x = self._run_piece(padded, first, last)
+            x = self._run_piece(padded, first, last, row)
             x_last = jax.lax.dynamic_index_in_dim(x, last - first - 1, axis=1, keepdims=False)
         assert x_last is not None
         return x_last
 
-    def _run_piece(self, ids: Int[np.ndarray, "1 T"], first: int, last: int) -> Float[Array, "1 T D"]:
+    def _run_piece(
+        self, ids: Int[np.ndarray, "1 T"], first: int, last: int, row: int
+    ) -> Float[Array, "1 T D"]:
         dense = self.dense
         start = np.array([first], np.int32)
         x = dense.embed(ids, start)
@@ -96,6 +99,7 @@ class Prefill:
         for layer in range(dense.config.num_layers):
             ahead = layer + 1 < dense.config.num_layers
             following = jax.device_put(self.store.layers[layer + 1]) if ahead else None
+            cache, rows = dense.cache(layer, row)
             x, cache = self._layer(
                 dense.attention[layer],
                 dense.ffn_norms[layer],
@@ -104,9 +108,10 @@ class Prefill:
                 jnp.float32(self.thresholds[layer]),
                 x,
                 start,
-                dense.cache(layer),
+                rows,
+                cache,
                 attend,
             )
-            dense.put_cache(layer, cache, start=first, end=last)
+            dense.put_cache(layer, cache, row, start=first, end=last)
             records = following
         return x

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.models import KVCache, Norm, neuron_values, normalise
@@ -42,6 +43,11 @@ def cache_length(context_length: int) -> int:
     return -(-context_length // ATTEND_STEP) * ATTEND_STEP
 
 
+def some_rows(rows: Int[np.ndarray, " n"], batch: int) -> Int[np.ndarray, " n"] | None:
+    """Return None where ``rows`` are all of a cache's, in order: its arrays are then used as they are."""
+    return None if len(rows) == batch and (rows == np.arange(batch)).all() else rows
+
+
 class Split(NamedTuple):
     """A module as arrays, and how to make a module of such arrays again."""
 
@@ -57,10 +63,15 @@ def split_module(module: nnx.Module) -> Split:
 
 
 def block_program(rebuild: Rebuild) -> Callable[..., tuple[Array, KVCache]]:
-    """Compile a whole layer: ``(leaves, x [B,T,D], start [B], cache, attend) -> x, cache``; donates the cache."""
+    """Compile a whole layer: ``(leaves, x [n,T,D], start [n], rows, cache, attend) -> x, cache``; donates the cache.
 
-    def run(leaves: Leaves, x: Array, start: Array, cache: KVCache, attend: int) -> tuple[Array, KVCache]:
-        return rebuild(leaves)(x, start, cache, attend=attend)
+    ``rows`` as for ``front_program``.
+    """
+
+    def run(
+        leaves: Leaves, x: Array, start: Array, rows: Array | None, cache: KVCache, attend: int
+    ) -> tuple[Array, KVCache]:
+        return _attend_rows(rebuild(leaves), x, start, rows, cache, attend)
 
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
 
@@ -70,11 +81,32 @@ def _ffn_input(config: ModelConfig, norm: Norm[Array], before: Array, attended: 
     return normalise(before if config.parallel_block else attended, norm.scale, norm.bias, config.norm_eps)
 
 
+def _attend_rows(
+    module: Any, x: Array, start: Array, rows: Array | None, cache: KVCache, attend: int
+) -> tuple[Array, KVCache]:
+    """Attend with some rows of a cache: x [n,T,D], start and rows [n]; None for rows takes all, in order.
+
+    Of other rows' positions none is read; the new ones are scattered back, padding past the end is dropped.
+    """
+    if rows is None:
+        return module(x, start, cache, attend=attend)
+    chosen = KVCache(cache.k[rows, :, :attend], cache.v[rows, :, :attend])
+    y, chosen = module(x, start, chosen, attend=attend)
+    at = start[:, None] + jnp.arange(x.shape[1])[None, :]
+
+    def put(old: Array, new: Array) -> Array:
+        values = jnp.take_along_axis(new, at[:, None, :, None], axis=2, mode="clip").transpose(0, 2, 1, 3)
+        return old.at[rows[:, None], :, at].set(values, mode="drop", unique_indices=True)
+
+    return y, KVCache(put(cache.k, chosen.k), put(cache.v, chosen.v))
+
+
 def front_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tuple[Array, Array, KVCache]]:
     """Compile what comes before an FFN in a decode step.
 
-    ``(leaves, ffn_norm, x [B,D], y_device [B,D], y_host [B,D], start [B], cache, attend)`` merges the FFN of the
-    layer before, attends, and gives the residual stream [B,D], the FFN's input h [B,D] and the cache (donated).
+    ``(leaves, ffn_norm, x [n,D], y_device [n,D], y_host [n,D], start [n], rows [n] or None, cache, attend)`` merges
+    the FFN of the layer before, attends, and gives the residual stream [n,D], the FFN's input h [n,D] and the cache
+    (donated). ``rows`` says which of the cache's sequences these are; None: all of them, in order.
     """
 
     def run(
@@ -84,11 +116,12 @@ def front_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tuple[
         y_device: Array,
         y_host: Array,
         start: Array,
+        rows: Array | None,
         cache: KVCache,
         attend: int,
     ) -> tuple[Array, Array, KVCache]:
         x = x + y_device + y_host
-        y, cache = rebuild(leaves)(x[:, None], start, cache, attend=attend)
+        y, cache = _attend_rows(rebuild(leaves), x[:, None], start, rows, cache, attend)
         attended = x + y[:, 0]
         h = _ffn_input(config, ffn_norm, x, attended)
         return attended, h, cache
@@ -101,7 +134,8 @@ def prefill_program(
 ) -> Callable[..., tuple[Array, KVCache]]:
     """Compile a layer over many tokens with the FFN read from its neuron records.
 
-    ``(leaves, ffn_norm, records [F,bytes], biases, threshold [], x [B,T,D], start [B], cache, attend) -> x, cache``,
+    ``(leaves, ffn_norm, records [F,bytes], biases, threshold [], x [n,T,D], start [n], rows, cache, attend)
+    -> x, cache``, rows as for ``front_program``,
     with biases up [F] and down [D], or None. Every neuron is computed and the inactive ones are dropped: the same
     function as ``exact``. The records are an argument, so that they are streamed to a device that cannot hold them,
     one layer ahead of the computation.
@@ -115,10 +149,11 @@ def prefill_program(
         threshold: Array,
         x: Array,
         start: Array,
+        rows: Array | None,
         cache: KVCache,
         attend: int,
     ) -> tuple[Array, KVCache]:
-        y, cache = rebuild(leaves)(x, start, cache, attend=attend)
+        y, cache = _attend_rows(rebuild(leaves), x, start, rows, cache, attend)
         attended = x + y
         h = _ffn_input(config, ffn_norm, x, attended)
         *gate, up, down = unpack_records(records, layout)

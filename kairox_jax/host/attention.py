@@ -16,7 +16,7 @@ from numba import prange
 from kairox_jax.config import ModelConfig
 from kairox_jax.host import rows, threads
 from kairox_jax.host.compile import kernel
-from kairox_jax.host.loops import _dot as dot_row
+from kairox_jax.host.loops import _matvec_chunk as product_rows
 from kairox_jax.quant import PackedRows
 
 ROWS_PER_CHUNK = 48
@@ -87,15 +87,12 @@ def _product(x, matrix, code, out):
     """Write x [B, num] times the rows of a packed matrix to out [B, rows]."""
     num_rows = matrix.shape[0]
     for c in prange((num_rows + ROWS_PER_CHUNK - 1) // ROWS_PER_CHUNK):
-        for r in range(c * ROWS_PER_CHUNK, min((c + 1) * ROWS_PER_CHUNK, num_rows)):
-            row = matrix.ctypes.data + r * matrix.shape[1]
-            for b in range(x.shape[0]):
-                out[b, r] = dot_row(code, row, x.ctypes.data + 4 * b * x.shape[1], x.shape[1])
+        product_rows(x, matrix, code, c * ROWS_PER_CHUNK, min((c + 1) * ROWS_PER_CHUNK, num_rows), out)
 
 
 @kernel(parallel=True)
-def _attend_all(qkv, keys, values, positions, window, scores, mixed):
-    batch, kv_heads, _, size = keys.shape
+def _attend_all(qkv, keys, values, cache_rows, positions, window, scores, mixed):
+    batch, kv_heads, size = qkv.shape[0], keys.shape[1], keys.shape[3]
     heads = mixed.shape[1] // size
     group = heads // kv_heads
     for task in prange(batch * heads):
@@ -104,8 +101,8 @@ def _attend_all(qkv, keys, values, positions, window, scores, mixed):
         first = max(0, seen - window)
         _attend(
             qkv[b, head * size : (head + 1) * size],
-            keys[b, head // group, first:seen],
-            values[b, head // group, first:seen],
+            keys[cache_rows[b], head // group, first:seen],
+            values[cache_rows[b], head // group, first:seen],
             scores[task, : seen - first],
             mixed[b, head * size : (head + 1) * size],
         )
@@ -114,9 +111,9 @@ def _attend_all(qkv, keys, values, positions, window, scores, mixed):
 @kernel()
 def _front(
     x, norm, norm_bias, ffn_norm, ffn_norm_bias, eps, parallel_block, wqkv, wqkv_code, bqkv, wo, wo_code, bo,
-    cos, sin, keys, values, positions, window, h, qkv, mixed, scores, attended,
+    cos, sin, keys, values, cache_rows, positions, window, h, qkv, mixed, scores, attended,
 ):  # fmt: skip
-    batch, kv_heads, _, size = keys.shape
+    batch, kv_heads, size = x.shape[0], keys.shape[1], keys.shape[3]
     heads = mixed.shape[1] // size
     _norm(x, norm, norm_bias, eps, h)
     _product(h, wqkv, wqkv_code, qkv)
@@ -126,10 +123,10 @@ def _front(
             _rotate(qkv[b, head * size : (head + 1) * size], cos[b], sin[b])
         for head in range(kv_heads):
             first = (heads + head) * size
-            keys[b, head, positions[b]] = qkv[b, first : first + size]
+            keys[cache_rows[b], head, positions[b]] = qkv[b, first : first + size]
             first += kv_heads * size
-            values[b, head, positions[b]] = qkv[b, first : first + size]
-    _attend_all(qkv, keys, values, positions, window, scores, mixed)
+            values[cache_rows[b], head, positions[b]] = qkv[b, first : first + size]
+    _attend_all(qkv, keys, values, cache_rows, positions, window, scores, mixed)
     _product(mixed, wo, wo_code, attended)
     _add(bo, attended)
     if parallel_block:
@@ -173,7 +170,7 @@ class HostAttention:
 
     Args:
         config: sizes of the model.
-        batch: B, sequences in a step.
+        batch: B, the most sequences in a step.
         length: S, positions of a cache.
     """
 
@@ -190,35 +187,38 @@ class HostAttention:
     def front(
         self,
         weights: AttentionWeights,
-        x: Float[np.ndarray, "B D"],
+        x: Float[np.ndarray, "n D"],
         keys: Float[np.ndarray, "B K S H"],
         values: Float[np.ndarray, "B K S H"],
-        positions: Int[np.ndarray, " B"],
-        cos: Float[np.ndarray, "B half"],
-        sin: Float[np.ndarray, "B half"],
-    ) -> Float[np.ndarray, "B D"]:
-        """Attend at one new position of each sequence.
+        cache_rows: Int[np.ndarray, " n"],
+        positions: Int[np.ndarray, " n"],
+        cos: Float[np.ndarray, "n half"],
+        sin: Float[np.ndarray, "n half"],
+    ) -> Float[np.ndarray, "n D"]:
+        """Attend at one new position of each of n sequences.
 
         Args:
             weights: of the layer.
             x: residual stream, updated in place.
             keys, values: the layer's cache, updated in place.
-            positions: of the new tokens, int32 [B], inside the cache.
-            cos, sin: of the rotary angles at these positions; [B, 0] turns nothing.
+            cache_rows: each sequence's row of the cache, int32 [n], none twice.
+            positions: of the new tokens, int32 [n], inside the cache.
+            cos, sin: of the rotary angles at these positions; [n, 0] turns nothing.
 
         Returns:
-            The FFN's normalised input [B, D]; overwritten by the next call.
+            The FFN's normalised input [n, D]; overwritten by the next call.
         """
+        n = len(x)
         with threads.own():
             _front(
                 x, weights.norm, weights.norm_bias, weights.ffn_norm, weights.ffn_norm_bias,
                 np.float32(self.config.norm_eps), self.config.parallel_block,
                 weights.wqkv.data, rows.CODES[weights.wqkv.format], weights.bqkv,
                 weights.wo.data, rows.CODES[weights.wo.format], weights.bo,
-                cos, sin, keys, values, positions, self._window,
-                self._h, self._qkv, self._mixed, self._scores, self._attended,
+                cos, sin, keys, values, cache_rows, positions, self._window,
+                self._h[:n], self._qkv[:n], self._mixed[:n], self._scores, self._attended[:n],
             )  # fmt: skip
-        return self._h
+        return self._h[:n]
 
 
 def host_norm(
