@@ -135,7 +135,9 @@ class KairoxRival:
         seen = seen_positions(self._last["prompt_tokens"], steps)
         # XLA's attention reads the cache in a few fixed lengths, so that few programs are compiled.
         read = [attend_length(positions, whole.length) for positions in seen]
-        table = whole.output.nbytes + whole.embedding.nbytes // config.vocab_size + whole.out_norm.nbytes
+        table = (
+            whole.output.nbytes + whole.embedding.nbytes // config.vocab_size + whole.out_norm.scale.nbytes
+        )
         return TouchedBytes(
             other_weights=blocks - neurons + table,
             host_neurons=0.0,
@@ -161,7 +163,7 @@ class KairoxRival:
         weights = sum(
             w.wqkv.data.nbytes + w.wo.data.nbytes + w.norm.nbytes + w.ffn_norm.nbytes for w in dense.weights
         )
-        table = dense.output.data.nbytes + dense.embedding.data[0].nbytes + dense.out_norm.nbytes
+        table = dense.output.data.nbytes + dense.embedding.data[0].nbytes + dense.out_norm.scale.nbytes
         seen = seen_positions(self._last["prompt_tokens"], steps)
         return TouchedBytes(
             other_weights=weights + table,

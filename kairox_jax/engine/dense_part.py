@@ -11,6 +11,7 @@ from kairox_jax.engine.programs import (
     Split,
     attend_length,
     cache_length,
+    copy_cache_row,
     embed_program,
     front_program,
     logits_program,
@@ -105,6 +106,11 @@ class DeviceDense:
     def cache(self, layer: int, row: int) -> tuple[KVCache, Int[np.ndarray, " 1"] | None]:
         """Return a layer's cache for the prefill, which donates it, and where its sequence is in it."""
         return self.caches[layer], some_rows(np.array([row], np.int32), self.batch)
+
+    def copy_row(self, source: int, target: int, end: int) -> None:
+        """Copy the first ``end`` positions of one row of the cache to another."""
+        del end  # whole rows: one compiled shape
+        self.caches = [copy_cache_row(cache, source, target) for cache in self.caches]
 
     def put_cache(self, layer: int, cache: KVCache, row: int, *, start: int, end: int) -> None:
         """Take the cache back, with positions ``start`` .. ``end - 1`` of that row new."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from pathlib import Path
 from threading import Lock, get_ident
-from time import perf_counter
 from typing import Any
 
 import jax
@@ -16,9 +15,10 @@ from jaxtyping import Bool, Float
 
 from kairox_jax.balancing import Policy, make_policy
 from kairox_jax.config import GenerationConfig, PlacementConfig
+from kairox_jax.engine.batch import Batch, Running
 from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.host_dense import HostDense
-from kairox_jax.engine.hybrid import Hybrid, StepCounts
+from kairox_jax.engine.hybrid import Hybrid
 from kairox_jax.engine.loading import (
     build_policy,
     check_dense_settings,
@@ -26,12 +26,11 @@ from kairox_jax.engine.loading import (
     make_plan,
     resolve_context,
 )
-from kairox_jax.engine.prefill import pieces
 from kairox_jax.engine.results import Chunk, GenerationResult
 from kairox_jax.engine.sequence import Constraint, Sequence
 from kairox_jax.engine.statistics import Statistics
 from kairox_jax.engine.whole import Whole
-from kairox_jax.host import limit_threads, thread_count
+from kairox_jax.host import MAX_BATCH, limit_threads, thread_count
 from kairox_jax.io import Checkpoint, TraceRecorder, open_checkpoint
 from kairox_jax.models import find_sparsity, load_decoder, resolve_thresholds
 from kairox_jax.nvidia import limit_device_memory
@@ -47,7 +46,7 @@ def never() -> bool:
 
 
 class Engine:
-    """Loads a model and generates text with it, one request at a time.
+    """Loads a model and generates text with it, one request at a time; ``batch`` runs several together.
 
     Args:
         model: a registered name, a local path, or a Hugging Face repository.
@@ -56,6 +55,7 @@ class Engine:
         context_length: positions of a sequence; None takes the model's, at most 2048.
         threads: host threads; None takes the physical cores.
         sparsity: folder with thresholds and profile; None takes the shipped ones.
+        parallel: sequences that ``batch`` can run in one step, 1 to 8; each has a cache of the whole context.
 
     Raises:
         ValueError: settings that cannot be honoured; the message says the remedy.
@@ -70,7 +70,11 @@ class Engine:
         context_length: int | None = None,
         threads: int | None = None,
         sparsity: str | Path | None = None,
+        parallel: int = 1,
     ) -> None:
+        if not 1 <= parallel <= MAX_BATCH:
+            raise ValueError(f"--parallel {parallel}: choose 1 to {MAX_BATCH} sequences")
+        self.parallel = parallel
         placement = PlacementConfig() if placement is None else placement
         checkpoint = open_checkpoint(model)
         self.config = config = checkpoint.config
@@ -84,6 +88,7 @@ class Engine:
             mode=mode,
             placement=placement,
             context_length=self.context_length,
+            parallel=parallel,
             device=self.device,
         )
         self.mode = mode
@@ -96,14 +101,13 @@ class Engine:
         self.chat_template = checkpoint.chat_template
         self._whole: Whole | None = None
         self._hybrid: Hybrid | None = None
-        self._cached: list[int] = []
         self._lock, self._busy_thread = Lock(), 0
         self.policy_name = None if mode == "dense" else placement.policy
         self.implementation = resolve_implementation("auto", self.device.platform)
         if mode == "dense" and self.device.platform != "cpu":
-            self._whole = Whole(load_decoder(checkpoint), context_length=self.context_length)
-            self._whole.prefill(np.zeros(1, np.int32), 0)  # compiles, as Hybrid does
-            self._whole.step(0, 0)
+            decoder = load_decoder(checkpoint)
+            self._whole = Whole(decoder, batch=parallel, context_length=self.context_length)
+            self._whole.warm_up()
         elif mode == "dense":
             self._hybrid = self._load_hybrid(
                 checkpoint, dense_thresholds(config), make_policy("static"), None, placement
@@ -118,6 +122,9 @@ class Engine:
                 )
             policy = build_policy(placement, has_prior=prior is not None)
             self._hybrid = self._load_hybrid(checkpoint, thresholds, policy, prior, placement)
+        runner = self._whole or self._hybrid
+        assert runner is not None
+        self.batch = Batch(runner, parallel, finish_statistics=self._finish_statistics)
 
     def _load_hybrid(
         self,
@@ -131,7 +138,7 @@ class Engine:
         dense_part = HostDense if self.device.platform == "cpu" else DeviceDense
         return Hybrid(
             load_store(checkpoint),
-            dense_part(checkpoint, batch=1, context_length=self.context_length),
+            dense_part(checkpoint, batch=self.parallel, context_length=self.context_length),
             config=self.config,
             thresholds=thresholds,
             policy=policy,
@@ -198,9 +205,25 @@ class Engine:
             if Path(trace).is_dir() or not Path(trace).absolute().parent.is_dir():
                 raise ValueError(f"--trace-out {trace}: name a file in a folder that exists")
             recorder = TraceRecorder({"policy": self.policy_name, "prompt_tokens": len(ids)})
-        room = self.context_length - len(ids)
-        sequence = Sequence(ids, config, self.tokenizer, room=room, constraint=constraint)
+        sequence = self._sequence(ids, config, constraint)
         return self._in_turn(self._run(sequence, trace, recorder, reuse, cancelled))
+
+    def begin(
+        self, prompt_ids: Ids[int], config: GenerationConfig, *, constraint: Constraint | None = None
+    ) -> Running:
+        """Add a request to ``batch``, for a caller that drives it alone (no stream may be open).
+
+        Raises:
+            ValueError: a request that ``check_request`` refuses, or every row of the cache is in use.
+        """
+        ids = list(prompt_ids)
+        self.check_request(ids, config)
+        sequence = self._sequence(ids, config, constraint)
+        return self.batch.add(sequence, self.new_statistics(ids), reuse=True)
+
+    def _sequence(self, ids: list[int], config: GenerationConfig, constraint: Constraint | None) -> Sequence:
+        room = self.context_length - len(ids)
+        return Sequence(ids, config, self.tokenizer, room=room, constraint=constraint)
 
     def _in_turn(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         """Run one request at a time: those of other threads wait, one of the same thread would wait forever."""
@@ -286,41 +309,29 @@ class Engine:
         reuse: bool,
         cancelled: Callable[[], bool],
     ) -> Iterator[Chunk]:
-        ids = sequence.prompt_ids
-        stats = self._new_statistics(ids)
-        stats.reused_tokens = self._common(ids) if reuse else 0
-        begin = perf_counter()
-        logits = self._prefill(ids, stats.reused_tokens, cancelled)
-        stats.prefill_s = perf_counter() - begin
-        begin, counts = perf_counter(), None
-        while logits is not None and sequence.finish_reason is None:
-            chosen = sequence.feed(logits)
-            if chosen is None:
-                break
-            stats.decode_s += perf_counter() - begin
-            yield Chunk(token_id=chosen[0], text=chosen[1], logprobs=sequence.take_logprobs(), step=counts)
-            begin = perf_counter()
-            if sequence.finish_reason is not None:
-                break
-            if cancelled():
-                logits = None
-            else:
-                logits, counts = self._step(chosen[0], sequence.next_position, stats, recorder)
-        stats.decode_s += perf_counter() - begin
-        stats.generated_tokens = len(sequence.token_ids)
-        self._finish(stats, trace, recorder)
-        rest = sequence.flush()
-        result = GenerationResult(
-            text=sequence.text,
-            prompt_token_ids=ids,
-            token_ids=sequence.token_ids,
-            finish_reason=sequence.finish_reason or "cancelled",
-            stats=stats,
-        )
-        yield Chunk(text=rest, logprobs=sequence.take_logprobs(), result=result)
+        batch = self.batch
+        running = batch.add(sequence, self.new_statistics(sequence.prompt_ids), reuse=reuse)
+        if recorder is not None:
+            batch.on_step = lambda counts, tokens: recorder.add_step(counts.active, tokens[0])
+        try:
+            while running.result is None:
+                if cancelled():
+                    yield batch.cancel(running)
+                    break
+                for _, chunk in batch.advance():
+                    if isinstance(chunk, Exception):
+                        raise chunk
+                    if chunk.result is not None and recorder is not None and trace is not None:
+                        self._write_trace(recorder, trace, chunk.result.stats)
+                    yield chunk
+        finally:
+            batch.on_step = None
+            if running in batch.running:
+                batch.cancel(running)
 
-    def _new_statistics(self, ids: list[int]) -> Statistics:
-        if self._hybrid is not None:
+    def new_statistics(self, prompt_ids: list[int]) -> Statistics:
+        """Return the statistics of a request that begins: what is known before."""
+        if self._hybrid is not None and not self.batch.running:
             self._hybrid.migrator.take_counts()  # what an abandoned request left
         return Statistics(
             device=f"{self.device.platform}:{self.device.device_kind}",
@@ -328,64 +339,22 @@ class Engine:
             policy=self.policy_name,
             budget=self.plan.to_json(),
             placement=self.placement(),
-            prompt_tokens=len(ids),
+            prompt_tokens=len(prompt_ids),
         )
 
-    def _common(self, ids: list[int]) -> int:
-        """Return how many first tokens are in the cache already; the last one is always computed anew."""
-        same = 0
-        for old, new in zip(self._cached, ids[:-1], strict=False):
-            if old != new:
-                break
-            same += 1
-        return same
-
-    def _prefill(
-        self, ids: list[int], start: int, cancelled: Callable[[], bool] = never
-    ) -> Float[np.ndarray, " V"] | None:
-        """Run the prompt piece by piece; None where it was cancelled between two of them."""
-        logits = None
-        self._cached = ids[:start]  # an interrupted piece leaves nothing that counts
-        for first, last, _ in pieces(start, len(ids) - start):
-            if cancelled():
-                return None
-            new = np.asarray(ids[first:last], np.int32)
-            if self._whole is not None:
-                logits = self._whole.prefill(new, first)
-            else:
-                assert self._hybrid is not None
-                logits = self._hybrid.prefill_logits(new, first)
-            self._cached = ids[:last]
-        return logits
-
-    def _step(
-        self, token: int, position: int, stats: Statistics, recorder: TraceRecorder | None
-    ) -> tuple[Float[np.ndarray, " V"], StepCounts | None]:
-        counts = None
-        if self._whole is not None:
-            logits = self._whole.step(token, position)
-        else:
-            assert self._hybrid is not None
-            batch, counts = self._hybrid.step(np.array([token], np.int32), np.array([position], np.int32))
-            logits = batch[0]
-            stats.add_step(counts)
-            if recorder is not None:
-                recorder.add_step(counts.active, token)
-        stats.decode_steps += 1
-        self._cached = [*self._cached[:position], token]
-        return logits, counts
-
-    def _finish(self, stats: Statistics, trace: str | Path | None, recorder: TraceRecorder | None) -> None:
+    def _finish_statistics(self, stats: Statistics) -> None:
         if self._hybrid is not None:
             stats.resident = self._hybrid.num_resident
             stats.add_moves(self._hybrid.migrator.take_counts())
-        if recorder is not None and trace is not None:
-            if stats.decode_steps:
-                recorder.write(trace)
-            else:
-                logger.warning(
-                    "no trace was written to %s: the only token came from the prefill, ask for more", trace
-                )
+
+    @staticmethod
+    def _write_trace(recorder: TraceRecorder, trace: str | Path, stats: Statistics) -> None:
+        if stats.decode_steps:
+            recorder.write(trace)
+        else:
+            logger.warning(
+                "no trace was written to %s: the only token came from the prefill, ask for more", trace
+            )
 
 
 def plan_only(
@@ -394,6 +363,7 @@ def plan_only(
     mode: str = "exact",
     placement: PlacementConfig | None = None,
     context_length: int | None = None,
+    parallel: int = 1,
 ) -> BudgetPlan:
     """Plan the memory of a model without reading its weights; see ``Engine`` for arguments and errors."""
     checkpoint = open_checkpoint(model)
@@ -403,5 +373,6 @@ def plan_only(
         mode=mode,
         placement=PlacementConfig() if placement is None else placement,
         context_length=resolve_context(checkpoint.config, context_length),
+        parallel=parallel,
         device=jax.devices()[0],
     )

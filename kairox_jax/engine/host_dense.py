@@ -133,6 +133,11 @@ class HostDense:
         rows = slice(row, row + 1)
         return KVCache(jnp.array(self.keys[layer, rows]), jnp.array(self.values[layer, rows])), None
 
+    def copy_row(self, source: int, target: int, end: int) -> None:
+        """Copy the first ``end`` positions of one row of the cache to another."""
+        self.keys[:, target, :, :end] = self.keys[:, source, :, :end]
+        self.values[:, target, :, :end] = self.values[:, source, :, :end]
+
     def put_cache(self, layer: int, cache: KVCache, row: int, *, start: int, end: int) -> None:
         """Copy the new positions ``start`` .. ``end - 1`` back to that row."""
         self.keys[layer, row, :, start:end] = np.asarray(cache.k[0, :, start:end])

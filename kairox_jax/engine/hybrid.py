@@ -158,6 +158,10 @@ class Hybrid:
         x, zero = np.asarray(self.prefill(ids, start, row)), self._zero[:1]
         return self.dense.logits(x, zero, zero)[0]
 
+    def copy_row(self, source: int, target: int, end: int) -> None:
+        """Copy the first ``end`` positions of one row of the cache to another."""
+        self.dense.copy_row(source, target, end)
+
     @property
     def num_resident(self) -> int:
         """Neurons whose record is on the device, all layers."""
@@ -223,9 +227,7 @@ class Hybrid:
                 users[layer, neurons] = counts[slots]
                 self.migrator.note_hits(layer, neurons)
 
-    def _plan_moves(
-        self, active: Bool[np.ndarray, "L F"] | Float[np.ndarray, "L F"], times: Times
-    ) -> None:
+    def _plan_moves(self, active: Bool[np.ndarray, "L F"] | Float[np.ndarray, "L F"], times: Times) -> None:
         """Let the policy see the step and send off what it wants moved; nothing here waits.
 
         A layer's next FFN is about one step away: that is the window in which its transfers can hide.

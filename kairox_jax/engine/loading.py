@@ -112,7 +112,13 @@ def dense_weight_count(config: ModelConfig) -> int:
 
 
 def estimate_needs(
-    config: ModelConfig, layout: RecordLayout, *, context_length: int, max_moves: int, on_accelerator: bool
+    config: ModelConfig,
+    layout: RecordLayout,
+    *,
+    context_length: int,
+    parallel: int,
+    max_moves: int,
+    on_accelerator: bool,
 ) -> Needs:
     """Return the bytes of everything but slots, from sizes alone (no weight is read)."""
     length, chunk = cache_length(context_length), CHUNKS[-1]
@@ -124,7 +130,7 @@ def estimate_needs(
     wide = max(3 * config.num_neurons, 4 * config.d_model, config.num_heads * length)
     return Needs(
         dense_bytes=dense_weight_count(config) * FLOAT_BYTES,
-        cache_bytes=2 * positions * FLOAT_BYTES,
+        cache_bytes=2 * parallel * positions * FLOAT_BYTES,
         workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * layout.record_bytes,
         runtime_bytes=RUNTIME_BYTES if on_accelerator else 0,
         slot_bytes=slot_bytes(layout) + bias_bytes,
@@ -159,6 +165,7 @@ def make_plan(
     mode: str,
     placement: PlacementConfig,
     context_length: int,
+    parallel: int = 1,
     device: DeviceFacts,
 ) -> BudgetPlan:
     """Plan the device's memory; see ``plan_budget`` for the errors."""
@@ -174,6 +181,7 @@ def make_plan(
         config,
         layout,
         context_length=context_length,
+        parallel=parallel,
         max_moves=placement.max_moves,
         on_accelerator=device.platform != "cpu",
     )

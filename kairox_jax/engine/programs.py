@@ -7,6 +7,7 @@ dispatching a module through ``nnx.jit`` costs tens of milliseconds for a few hu
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -46,6 +47,12 @@ def cache_length(context_length: int) -> int:
 def some_rows(rows: Int[np.ndarray, " n"], batch: int) -> Int[np.ndarray, " n"] | None:
     """Return None where ``rows`` are all of a cache's, in order: its arrays are then used as they are."""
     return None if len(rows) == batch and (rows == np.arange(batch)).all() else rows
+
+
+@partial(jax.jit, donate_argnames="cache")
+def copy_cache_row(cache: KVCache, source: int, target: int) -> KVCache:
+    """Copy a row of a cache to another, in place: the passed cache is donated."""
+    return KVCache(*(array.at[target].set(array[source]) for array in cache))
 
 
 class Split(NamedTuple):

@@ -1,6 +1,6 @@
 """One thread that owns an engine and serves requests from a bounded queue.
 
-``Worker._serve`` is the only place that knows that the engine runs one sequence at a time.
+The engine's batch runs as many of them together as its cache has rows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Protocol
 
 from kairox_jax.config import GenerationConfig
+from kairox_jax.engine.batch import Running
 from kairox_jax.engine.engine import Engine
 from kairox_jax.engine.results import Chunk
 from kairox_jax.engine.sequence import Constraint
@@ -169,7 +170,7 @@ class Observer(Protocol):
 
 
 class Worker:
-    """Serves requests one after another with an engine that it opens, uses and closes on a thread of its own.
+    """Serves requests with an engine that it opens, uses and closes on a thread of its own.
 
     Args:
         open_engine: makes the engine.
@@ -190,6 +191,7 @@ class Worker:
         self._changed = threading.Condition()
         self._waiting: deque[Ticket] = deque()
         self._active: list[Ticket] = []
+        self._running: dict[Ticket, Running] = {}  # the worker's thread alone looks at it
         self._engine: Engine | None = None
         self._closing = False
         self.error: Exception | None = None  # why there is no engine
@@ -259,8 +261,10 @@ class Worker:
             if self._closing:
                 raise NotReady("the server is closing")
             self._drop_stopped()
-            idle = not self._active and not self._waiting
-            if len(self._waiting) + len(tickets) > self._max_waiting + idle:
+            room = (
+                self._max_waiting + engine.parallel - len(self._active)
+            )  # waiting ones that a free row takes next
+            if len(self._waiting) + len(tickets) > room:
                 raise QueueFull(
                     f"{len(self._waiting)} requests wait and at most {self._max_waiting} may: try again later"
                 )
@@ -304,25 +308,39 @@ class Worker:
             self._engine = engine
             self._changed.notify_all()
         try:
-            while (ticket := self._next()) is not None:
-                self._serve(engine, ticket)
-                with self._changed:
-                    self._active.remove(ticket)
+            while self._admit(engine):
+                self._advance(engine)
         finally:
             engine.close()
 
-    def _next(self) -> Ticket | None:
-        """Wait for a request and make it active; None once the worker is closing and none is left."""
-        with self._changed:
-            while True:
+    def _admit(self, engine: Engine) -> bool:
+        """Take in what has room, waiting while there is nothing to do; False once the worker is closing and idle."""
+        while True:
+            with self._changed:
                 self._drop_stopped()
-                if self._waiting:
-                    ticket = self._waiting.popleft()
-                    self._active.append(ticket)
-                    return ticket
-                if self._closing:
-                    return None
-                self._changed.wait()
+                while not self._active and not self._waiting and not self._closing:
+                    self._changed.wait()
+                    self._drop_stopped()
+                room = engine.batch.rows.num_free
+                tickets = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+                self._active += tickets
+            for ticket in tickets:
+                self._begin(engine, ticket)
+            if self._active:
+                return True
+            if self._closing and not self._waiting:
+                return False
+
+    def _begin(self, engine: Engine, ticket: Ticket) -> None:
+        request = ticket.request
+        try:
+            self._running[ticket] = engine.begin(
+                request.prompt_ids,
+                request.config,
+                constraint=None if request.constraint is None else request.constraint(),
+            )
+        except Exception as error:
+            self._fail(ticket, error)
 
     def _drop_stopped(self) -> None:
         """End the waiting requests that were cancelled or whose time is over: they give their place free."""
@@ -330,31 +348,40 @@ class Worker:
             self._waiting.remove(ticket)
             self._end(ticket, ticket.reason)
 
-    def _serve(self, engine: Engine, ticket: Ticket) -> None:
-        """Run one request to its end."""
-        request = ticket.request
+    def _advance(self, engine: Engine) -> None:
+        """Drop the requests that should stop, then run one token of the others, or a piece of a prompt."""
+        for ticket, running in list(self._running.items()):
+            if ticket.reason is not None:
+                engine.batch.cancel(running)
+                self._end(ticket, ticket.reason)
+        owners = {id(running): ticket for ticket, running in self._running.items()}
         try:
-            chunks = engine.stream(
-                request.prompt_ids,
-                request.config,
-                reuse=True,
-                cancelled=lambda: ticket.reason is not None,
-                constraint=None if request.constraint is None else request.constraint(),
-            )
-            for chunk in chunks:
-                if chunk.result is not None and chunk.result.finish_reason == "cancelled":
-                    self._end(ticket, ticket.reason)
-                    return
-                if self._observer is not None:
-                    self._observer.chunk(ticket, chunk)
-                if chunk.result is not None:
-                    self._end(ticket, None, chunk.result.finish_reason)
-                ticket.put(chunk)
+            for running, chunk in engine.batch.advance():
+                self._deliver(owners[id(running)], chunk)
         except Exception as error:
-            logger.exception("a request failed")
-            self._end(ticket, GenerationFailed(f"the engine failed: {type(error).__name__}: {error}"))
+            for ticket in list(self._running):
+                self._fail(ticket, error)
+
+    def _deliver(self, ticket: Ticket, chunk: Chunk | Exception) -> None:
+        if isinstance(chunk, Exception):
+            self._fail(ticket, chunk)
+            return
+        if self._observer is not None:
+            self._observer.chunk(ticket, chunk)
+        if chunk.result is not None:
+            self._end(ticket, None, chunk.result.finish_reason)
+        ticket.put(chunk)
+
+    def _fail(self, ticket: Ticket, error: Exception) -> None:
+        logger.error("a request failed", exc_info=error)
+        self._end(ticket, GenerationFailed(f"the engine failed: {type(error).__name__}: {error}"))
 
     def _end(self, ticket: Ticket, error: ServingError | None, outcome: str = "") -> None:
+        """Take a request out and tell of its end."""
+        self._running.pop(ticket, None)
+        with self._changed:
+            if ticket in self._active:
+                self._active.remove(ticket)
         if self._observer is not None:
             self._observer.ended(ticket, outcome if error is None else type(error).__name__)
         if error is not None:

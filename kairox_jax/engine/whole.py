@@ -11,6 +11,7 @@ from kairox_jax.engine.programs import (
     attend_length,
     block_program,
     cache_length,
+    copy_cache_row,
     embed_program,
     logits_program,
     some_rows,
@@ -43,7 +44,14 @@ class Whole:
         self._embed = embed_program()
         self._logits = logits_program(config.norm_eps)
 
-    def prefill(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[np.ndarray, " V"]:
+    def warm_up(self) -> None:
+        """Compile what a request runs, so that none of it counts as a request's time."""
+        self.prefill_logits(np.zeros(1, np.int32), 0, 0)
+        for n in range(1, self.batch + 1):
+            nothing = np.zeros(n, np.int32)
+            self.step(nothing, nothing, np.arange(n, dtype=np.int32))
+
+    def prefill_logits(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[np.ndarray, " V"]:
         """Run a prompt's tokens in a row of the cache and return the logits after the last one."""
         x_last, rows = None, np.array([row], np.int32)
         for first, last, size in pieces(start, len(ids)):
@@ -55,10 +63,15 @@ class Whole:
 
     def step(
         self, ids: Int[np.ndarray, " n"], start: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"]
-    ) -> Float[np.ndarray, "n V"]:
-        """Decode one token of each of n sequences; arguments as in ``Hybrid.step``."""
+    ) -> tuple[Float[np.ndarray, "n V"], None]:
+        """Decode one token of each of n sequences; arguments as in ``Hybrid.step``. There is nothing to count."""
         x = self._run(ids[:, None], start, rows)
-        return np.asarray(self._logits(self.out_norm, self.output, x[:, 0]))
+        return np.asarray(self._logits(self.out_norm, self.output, x[:, 0])), None
+
+    def copy_row(self, source: int, target: int, end: int) -> None:
+        """Copy the first ``end`` positions of one row of the cache to another."""
+        del end  # whole rows: one compiled shape
+        self.caches = [copy_cache_row(cache, source, target) for cache in self.caches]
 
     def _run(
         self, ids: Int[np.ndarray, "n T"], start: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"]

@@ -264,13 +264,10 @@ def test_reuse_gives_the_same_text_and_runs_less(engine: Engine, greedy_ids: lis
     fresh = {n: engine.generate(longer[:n], GREEDY).token_ids for n in (3, 5, 9, len(longer))}
     engine.generate(PROMPT, GREEDY)
     seen = []
-    prefill = engine._prefill
-    engine._prefill = lambda ids, start, *rest: (seen.append(start), prefill(ids, start, *rest))[1]  # type: ignore[method-assign]
-    try:
-        for n in (len(longer), 9, len(longer), 3, 5):
-            assert engine.generate(longer[:n], GREEDY, reuse=True).token_ids == fresh[n]
-    finally:
-        del engine._prefill  # type: ignore[misc]
+    for n in (len(longer), 9, len(longer), 3, 5):
+        result = engine.generate(longer[:n], GREEDY, reuse=True)
+        assert result.token_ids == fresh[n]
+        seen.append(result.stats.reused_tokens)
     assert seen[0] == len(PROMPT) + 6 and all(start > 0 for start in seen)
 
 

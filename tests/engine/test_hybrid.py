@@ -50,7 +50,7 @@ def test_logits_are_the_same_at_any_residency(dense_part: str, slots: int, refer
 def test_logits_are_the_same_while_neurons_move(dense_part: str, reference: np.ndarray) -> None:
     moves = evictions = 0
     with tiny_engine(dense_part=dense_part, policy=Churn, gpu_cache_neurons=80) as engine:
-        got = [np.array(hybrid_of(engine).prefill_logits(IDS[:PROMPT].astype(np.int32), 0))]
+        got = [np.array(hybrid_of(engine).prefill_logits(IDS[:PROMPT].astype(np.int32), 0, 0))]
         for at in range(PROMPT, len(IDS)):
             logits, counts = run_step(engine, int(IDS[at]), at)
             got.append(logits)
@@ -71,7 +71,7 @@ def test_other_checkpoints_are_computed_rightly_or_refused(name: str) -> None:
     mode = "dense" if open_checkpoint(folder).config.activation == "silu" else "exact"
     try:
         with tiny_engine(folder, mode=mode, context_length=32) as engine:
-            got = np.array(engine._prefill(ids.tolist(), 0))
+            got = np.array(engine.batch.runner.prefill_logits(ids.astype(np.int32), 0, 0))
     except ValueError as error:
         assert "support" in str(error), "a refusal says what is not supported"
         return
@@ -84,7 +84,7 @@ def history(policy: type | str, slots: int, seed: int) -> tuple[np.ndarray, list
     broken, rows = [], []
     with tiny_engine(policy=policy, gpu_cache_neurons=slots) as engine:
         hybrid = hybrid_of(engine)
-        hybrid.prefill_logits(tokens[:2].astype(np.int32), 0)
+        hybrid.prefill_logits(tokens[:2].astype(np.int32), 0, 0)
         start, moved = hybrid.num_resident, 0
         for at in range(2, len(tokens)):
             resident = np.stack([hybrid.table.resident(i) for i in range(NUM_LAYERS)])

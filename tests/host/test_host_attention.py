@@ -67,7 +67,16 @@ class Case:
         x, keys, values = self.x.copy(), self.keys.copy(), self.values.copy()
         weights = AttentionWeights(norm=self.norm, ffn_norm=self.ffn_norm, wqkv=self.wqkv, wo=self.wo)
         runner = HostAttention(CONFIG, batch=len(positions), length=LENGTH)
-        h = runner.front(weights, x, keys, values, start, np.cos(angle), np.sin(angle))
+        h = runner.front(
+            weights,
+            x,
+            keys,
+            values,
+            np.arange(len(start), dtype=np.int32),
+            start,
+            np.cos(angle),
+            np.sin(angle),
+        )
         return x, h.copy(), keys, values
 
     def flax(self, positions: list[int]) -> tuple[np.ndarray, ...]:
