@@ -113,11 +113,16 @@ def test_guide_takes_the_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("tam_beta", 0.5), ("tam_threshold", 0.5), ("tam_evict", 0.1), ("anb_enable", False)],
+    ("field", "value", "flag"),
+    [
+        ("tam_beta", 0.5, "--tam-beta"),
+        ("tam_threshold", 0.5, "--tam-threshold"),
+        ("tam_evict", 0.1, "--tam-evict"),
+        ("anb_enable", False, "--no-anb"),
+    ],
 )
-def test_replay_13_momentum_settings_without_effect_are_refused(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"--{field.replace('_', '-')} has no effect with --policy static"):
+def test_replay_13_momentum_settings_without_effect_are_refused(field: str, value: Any, flag: str) -> None:
+    with pytest.raises(ValueError, match=f"{flag} has no effect with --policy static"):
         build_policy(PlacementConfig(policy="static", **{field: value}), has_prior=True)
     assert isinstance(build_policy(PlacementConfig(policy="static"), has_prior=True), Static)
 
