@@ -107,10 +107,8 @@ def _dispatch(argv: list[str], engine_api: Any | None) -> int:
 
 def _all_flags(parser: Parser) -> list[Flag]:
     """Return the flags of every subcommand."""
-    actions = [action for action in parser._actions if isinstance(action.choices, dict)]
-    return [
-        flag for action in actions for sub in action.choices.values() for flag in sub.get_default("flags")
-    ]
+    choices = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+    return [flag for parsers in choices for each in parsers.values() for flag in each.get_default("flags")]
 
 
 def _internal(error: Exception) -> str:
