@@ -16,10 +16,15 @@ from kairox_jax.engine.programs import (
     logits_program,
     split_module,
 )
-from kairox_jax.models import KVCache, empty_cache, load_attention
+from kairox_jax.models import KVCache, Norm, empty_cache, load_attention, load_down_biases, load_norm
 from kairox_jax.models.load import TensorSource
 
 Vectors = Float[Array, "B D"] | Float[np.ndarray, "B D"]
+
+
+def device_norm(norm: Norm[np.ndarray]) -> Norm[Array]:
+    """Put a norm on the device."""
+    return jax.tree.map(jnp.asarray, norm)
 
 
 class DeviceDense:
@@ -42,26 +47,22 @@ class DeviceDense:
         self.rebuild = splits[0].rebuild
         self.attention = [split.leaves for split in splits]
         self.ffn_norms = [
-            jnp.asarray(source.tensor(f"layers.{i}.ffn_norm")) for i in range(config.num_layers)
+            device_norm(load_norm(source, f"layers.{i}.ffn_norm")) for i in range(config.num_layers)
         ]
+        self.down_biases = load_down_biases(source)
         self.embedding = jnp.asarray(source.tensor("embed"))
-        self.out_norm = jnp.asarray(source.tensor("out_norm"))
+        learned = config.positions == "learned"
+        self.pos_embed = jnp.asarray(source.tensor("pos_embed")) if learned else None
+        self.out_norm = device_norm(load_norm(source, "out_norm"))
         self.output = self.embedding if config.tie_embeddings else jnp.asarray(source.tensor("output"))
         self.caches = [empty_cache(config, batch=batch, length=self.length) for _ in range(config.num_layers)]
-        self._front = front_program(self.rebuild, config.norm_eps)
+        self._front = front_program(self.rebuild, config)
         self._embed = embed_program()
         self._logits = logits_program(config.norm_eps)
-        self._zero = np.zeros((batch, config.d_model), np.float32)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the dense weights."""
-        arrays = jax.tree.leaves((self.attention, self.ffn_norms, self.embedding, self.out_norm))
-        return sum(a.nbytes for a in arrays) + (0 if self.config.tie_embeddings else self.output.nbytes)
-
-    def embed(self, ids: Int[np.ndarray, "B T"]) -> Float[Array, "B T D"]:
-        """Return the embedding of token ids."""
-        return self._embed(self.embedding, jnp.asarray(ids))
+    def embed(self, ids: Int[np.ndarray, "B T"], start: Int[np.ndarray, " B"]) -> Float[Array, "B T D"]:
+        """Return the residual stream before the first layer; ``start`` is the first token's position."""
+        return self._embed(self.embedding, self.pos_embed, ids, start)
 
     def front(
         self, layer: int, x: Vectors, y_device: Vectors, y_host: Vectors, start: Int[np.ndarray, " B"]

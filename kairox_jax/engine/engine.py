@@ -21,7 +21,6 @@ from kairox_jax.engine.hybrid import Hybrid
 from kairox_jax.engine.loading import (
     build_policy,
     check_dense_settings,
-    check_supported,
     dense_thresholds,
     make_plan,
     resolve_context,
@@ -69,7 +68,6 @@ class Engine:
         placement = PlacementConfig() if placement is None else placement
         checkpoint = open_checkpoint(model)
         self.config = config = checkpoint.config
-        check_supported(config)
         if placement.vram_budget_bytes is not None:
             limit_device_memory(placement.vram_budget_bytes)
         self.device = jax.devices()[0]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -82,6 +83,7 @@ class Hybrid:
         self._fired = np.empty((dense.batch, num_neurons), np.uint8)
         self._outside: list[Int[np.ndarray, " n"]] = [np.empty(0, np.int32)] * num_layers
         self._valid: list[Bool[np.ndarray, " C"]] = [np.empty(0, bool)] * num_layers
+        self._slot_biases: list[Any] = [None] * num_layers  # on the device, [C, R-1] each where there are any
         for layer, resident in enumerate(initial_residents(policy, shape, prior)):
             self.migrator.fill(layer, np.flatnonzero(resident).astype(np.int32))
             self._refresh(layer)
@@ -114,7 +116,7 @@ class Hybrid:
     ) -> tuple[Float[np.ndarray, "B V"], list[Any], Bool[np.ndarray, "L F"], float, float]:
         """Run all layers: logits, the residents' masks, what the host found active, device and host ms."""
         config = self.config
-        x: Any = self.dense.embed(ids[:, None])[:, 0]
+        x: Any = self.dense.embed(ids[:, None], start)[:, 0]
         y_device: Any = self._zero
         y_host = self._zero
         masks: list[Any] = []
@@ -167,26 +169,30 @@ class Hybrid:
         if not self._valid[layer].any():
             return self._zero, None
         limit = np.float32(self.thresholds[layer])
-        return self._resident(self.migrator.slots[layer], self._valid[layer], limit, h)
+        slots, biases = self.migrator.slots[layer], self._slot_biases[layer]
+        return self._resident(slots, biases, self._valid[layer], limit, h)
 
     def _residual(
         self, layer: int, h: Float[np.ndarray, "B D"], active: Bool[np.ndarray, " F"]
     ) -> Float[np.ndarray, "B D"]:
-        """Compute the neurons outside the slots and mark the active ones.
+        """Compute the neurons outside the slots, mark the active ones, and add the bias that no neuron owns.
 
         Two buffers take turns: the device has read the one before when it hands out this layer's input.
         """
         y, outside = self._y_host[layer % 2], self._outside[layer]
         fired = self._fired[:, : len(outside)]
         records, limit = self.store.layers[layer], float(self.thresholds[layer])
+        biases = None if self.store.biases is None else self.store.biases[layer]
         # On a CPU device XLA's threads work on the residents at the same time: leave them a core. With 384 of 1536
         # neurons resident a token took 30 ms so, and 36 ms with all cores.
         shared = self._shares_cores and self._valid[layer].any()
         residual_ffn(
-            h, records, None, outside, len(outside), self.rule, limit, y, fired,
+            h, records, biases, outside, len(outside), self.rule, limit, y, fired,
             layout=self.store.layout, num_threads=max(1, thread_count() - 1) if shared else None,
         )  # fmt: skip
         active[outside[fired.any(axis=0)]] = True
+        if self.dense.down_biases is not None:
+            y += self.dense.down_biases[layer]
         return y
 
     def _overlapped_ms(self, layer: int, mask: Any, host_ms: float) -> float:
@@ -235,6 +241,9 @@ class Hybrid:
         """Renew what the step reads of the slot table."""
         self._outside[layer] = np.flatnonzero(~self.table.resident(layer)).astype(np.int32)
         self._valid[layer] = self.table.occupied(layer)
+        if self.store.biases is not None:
+            # A fresh array, by the neurons' places; what an empty slot gets is masked.
+            self._slot_biases[layer] = jax.device_put(self.store.biases[layer][self.table.neuron_of[layer]])
 
     def _time_residents(self) -> Float[np.ndarray, " L"]:
         """Return the median time of each layer's device part alone, in ms, after compiling it.
@@ -252,7 +261,11 @@ class Hybrid:
         for _ in range(4):
             begin = perf_counter()
             y, _ = self._resident(
-                self.migrator.slots[layer], every, np.float32(self.thresholds[layer]), self._zero
+                self.migrator.slots[layer],
+                self._slot_biases[layer],
+                every,
+                np.float32(self.thresholds[layer]),
+                self._zero,
             )
             y.block_until_ready()
             times.append((perf_counter() - begin) * 1e3)

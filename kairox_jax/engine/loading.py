@@ -19,16 +19,6 @@ from kairox_jax.placement.planner import FLOAT_BYTES, REMEDY
 from kairox_jax.quant import RecordLayout
 
 DEFAULT_CONTEXT = 2048
-# What the engine's programs and kernels assume; the Flax model covers more.
-SUPPORTED = {
-    "norm": "rmsnorm",
-    "positions": "rotary",
-    "parallel_block": False,
-    "gated": True,
-    "qkv_bias": False,
-    "out_bias": False,
-    "ffn_bias": False,
-}
 # What a CUDA context and XLA's runtime keep of a card's memory before the first array.
 RUNTIME_BYTES = 450_000_000
 STREAMED_LAYERS = 2  # the prefill holds one layer's records and receives the next
@@ -50,20 +40,6 @@ class DeviceFacts(Protocol):
     def memory_stats(self) -> dict[str, int] | None:
         """Return bytes by name, or None where the device does not tell."""
         ...
-
-
-def check_supported(config: ModelConfig) -> None:
-    """Raise ``ValueError`` for a model that the engine's decode step does not cover yet."""
-    found = [
-        f"{name} {getattr(config, name)}" for name, want in SUPPORTED.items() if getattr(config, name) != want
-    ]
-    if config.sliding_window is not None and config.sliding_window < config.context_length:
-        found.append(f"sliding_window {config.sliding_window}")
-    if found:
-        raise ValueError(
-            f"{config.family} models with {', '.join(found)} are not supported by the engine yet: "
-            "use the Flax model, kairox_jax.load_model(...)"
-        )
 
 
 def resolve_context(config: ModelConfig, context_length: int | None) -> int:
@@ -126,11 +102,15 @@ def build_policy(placement: PlacementConfig, *, has_prior: bool) -> Policy:
 
 
 def dense_weight_count(config: ModelConfig) -> int:
-    """Return the number of weights outside the neurons."""
-    heads = config.num_heads + 2 * config.num_kv_heads
-    attention = config.d_model * config.head_dim * (heads + config.num_heads)
-    tables = (1 if config.tie_embeddings else 2) * config.vocab_size * config.d_model
-    return tables + config.num_layers * (attention + 2 * config.d_model) + config.d_model
+    """Return the number of weights outside the neurons; the neurons' own biases count as theirs."""
+    dim, out = config.d_model, config.num_heads * config.head_dim
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    norm = (2 if config.norm == "layernorm" else 1) * dim
+    biases = qkv * config.qkv_bias + dim * config.out_bias + dim * config.ffn_bias
+    tables = (1 if config.tie_embeddings else 2) * config.vocab_size * dim
+    if config.positions == "learned":
+        tables += config.context_length * dim
+    return tables + config.num_layers * ((qkv + out) * dim + 2 * norm + biases) + norm
 
 
 def estimate_needs(
@@ -139,15 +119,17 @@ def estimate_needs(
     """Return the bytes of everything but slots, from sizes alone (no weight is read)."""
     length, chunk = cache_length(context_length), CHUNKS[-1]
     positions = config.num_layers * length * config.num_kv_heads * config.head_dim
-    # Packed records of two layers, and one of them unpacked.
+    # Packed records of two layers, and one of them unpacked; the prefill's biases stay, of all layers.
     streamed = config.num_neurons * (STREAMED_LAYERS * layout.record_bytes + slot_bytes(layout))
+    bias_bytes = (len(layout.formats) - 1) * FLOAT_BYTES * config.ffn_bias
+    streamed += config.num_layers * config.num_neurons * bias_bytes
     wide = max(3 * config.num_neurons, 4 * config.d_model, config.num_heads * length)
     return Needs(
         dense_bytes=dense_weight_count(config) * FLOAT_BYTES,
         cache_bytes=2 * positions * FLOAT_BYTES,
         workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * layout.record_bytes,
         runtime_bytes=RUNTIME_BYTES if on_accelerator else 0,
-        slot_bytes=slot_bytes(layout),
+        slot_bytes=slot_bytes(layout) + bias_bytes,
     )
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.engine.programs import Leaves, Rebuild, attend_length, prefill_program
-from kairox_jax.models import KVCache
+from kairox_jax.models import KVCache, Norm
 from kairox_jax.placement import NeuronStore
 
 CHUNKS = (16, 64, 256)  # padded lengths of a piece of prompt, so that three shapes compile
@@ -25,10 +25,11 @@ class DensePart(Protocol):
     length: int
     rebuild: Rebuild
     attention: list[Leaves]
-    ffn_norms: list[Array]
+    ffn_norms: list[Norm[Array]]
+    down_biases: list[np.ndarray] | None
 
-    def embed(self, ids: Int[np.ndarray, "B T"]) -> Any:
-        """Return the embedding of token ids."""
+    def embed(self, ids: Int[np.ndarray, "B T"], start: Int[np.ndarray, " B"]) -> Any:
+        """Return the residual stream before the first layer; ``start`` is the first token's position."""
         ...
 
     def cache(self, layer: int) -> KVCache:
@@ -61,8 +62,11 @@ class Prefill:
 
     def __init__(self, store: NeuronStore, dense: DensePart, *, thresholds: Float[np.ndarray, " L"]) -> None:
         self.store, self.dense, self.thresholds = store, dense, thresholds
-        config = dense.config
-        self._layer = prefill_program(dense.rebuild, config.norm_eps, config.activation, store.layout)
+        self._layer = prefill_program(dense.rebuild, dense.config, store.layout)
+        self._biases: list[tuple[Array, Array] | None] = [None] * dense.config.num_layers
+        if store.biases is not None and dense.down_biases is not None:
+            pairs = zip(store.biases, dense.down_biases, strict=True)
+            self._biases = [(jnp.asarray(up[:, -1]), jnp.asarray(down)) for up, down in pairs]
 
     def __call__(self, ids: Int[np.ndarray, " T"], start: int) -> Float[Array, "1 D"]:
         """Run the tokens of one sequence.
@@ -85,8 +89,8 @@ class Prefill:
 
     def _run_piece(self, ids: Int[np.ndarray, "1 T"], first: int, last: int) -> Float[Array, "1 T D"]:
         dense = self.dense
-        x = dense.embed(ids)
         start = np.array([first], np.int32)
+        x = dense.embed(ids, start)
         attend = attend_length(first + ids.shape[1], dense.length)
         records = jax.device_put(self.store.layers[0])
         for layer in range(dense.config.num_layers):
@@ -96,6 +100,7 @@ class Prefill:
                 dense.attention[layer],
                 dense.ffn_norms[layer],
                 records,
+                self._biases[layer],
                 jnp.float32(self.thresholds[layer]),
                 x,
                 start,

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from kairox_jax.models import KVCache, neuron_values, rms_norm
+from kairox_jax.config import ModelConfig
+from kairox_jax.models import KVCache, Norm, neuron_values, normalise
 from kairox_jax.placement import SlotArrays, unpack_records
 from kairox_jax.quant import RecordLayout
 from pallas_kernels.gather_down import gather_down
@@ -63,16 +65,21 @@ def block_program(rebuild: Rebuild) -> Callable[..., tuple[Array, KVCache]]:
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
 
 
-def front_program(rebuild: Rebuild, eps: float) -> Callable[..., tuple[Array, Array, KVCache]]:
+def _ffn_input(config: ModelConfig, norm: Norm[Array], before: Array, attended: Array) -> Array:
+    """Normalise the residual stream after attention, or before it where the two run in parallel."""
+    return normalise(before if config.parallel_block else attended, norm.scale, norm.bias, config.norm_eps)
+
+
+def front_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tuple[Array, Array, KVCache]]:
     """Compile what comes before an FFN in a decode step.
 
-    ``(leaves, ffn_norm [D], x [B,D], y_device [B,D], y_host [B,D], start [B], cache, attend)`` merges the FFN of the
+    ``(leaves, ffn_norm, x [B,D], y_device [B,D], y_host [B,D], start [B], cache, attend)`` merges the FFN of the
     layer before, attends, and gives the residual stream [B,D], the FFN's input h [B,D] and the cache (donated).
     """
 
     def run(
         leaves: Leaves,
-        ffn_norm: Array,
+        ffn_norm: Norm[Array],
         x: Array,
         y_device: Array,
         y_host: Array,
@@ -80,28 +87,31 @@ def front_program(rebuild: Rebuild, eps: float) -> Callable[..., tuple[Array, Ar
         cache: KVCache,
         attend: int,
     ) -> tuple[Array, Array, KVCache]:
-        x = (x + y_device + y_host)[:, None]
-        y, cache = rebuild(leaves)(x, start, cache, attend=attend)
-        x = (x + y)[:, 0]
-        return x, rms_norm(x, ffn_norm, eps), cache
+        x = x + y_device + y_host
+        y, cache = rebuild(leaves)(x[:, None], start, cache, attend=attend)
+        attended = x + y[:, 0]
+        h = _ffn_input(config, ffn_norm, x, attended)
+        return attended, h, cache
 
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
 
 
 def prefill_program(
-    rebuild: Rebuild, eps: float, activation: str, layout: RecordLayout
+    rebuild: Rebuild, config: ModelConfig, layout: RecordLayout
 ) -> Callable[..., tuple[Array, KVCache]]:
     """Compile a layer over many tokens with the FFN read from its neuron records.
 
-    ``(leaves, ffn_norm [D], records [F,bytes], threshold [], x [B,T,D], start [B], cache, attend) -> x, cache``.
-    Every neuron is computed and the inactive ones are dropped: the same function as ``exact``. The records are an
-    argument, so that they are streamed to a device that cannot hold them, one layer ahead of the computation.
+    ``(leaves, ffn_norm, records [F,bytes], biases, threshold [], x [B,T,D], start [B], cache, attend) -> x, cache``,
+    with biases up [F] and down [D], or None. Every neuron is computed and the inactive ones are dropped: the same
+    function as ``exact``. The records are an argument, so that they are streamed to a device that cannot hold them,
+    one layer ahead of the computation.
     """
 
     def run(
         leaves: Leaves,
-        ffn_norm: Array,
+        ffn_norm: Norm[Array],
         records: Array,
+        biases: tuple[Array, Array] | None,
         threshold: Array,
         x: Array,
         start: Array,
@@ -109,11 +119,14 @@ def prefill_program(
         attend: int,
     ) -> tuple[Array, KVCache]:
         y, cache = rebuild(leaves)(x, start, cache, attend=attend)
-        x = x + y
-        h = rms_norm(x, ffn_norm, eps)
-        gate, up, down = unpack_records(records, layout)
-        z, _ = neuron_values(h @ gate.T, h @ up.T, activation, threshold)
-        return x + z @ down, cache
+        attended = x + y
+        h = _ffn_input(config, ffn_norm, x, attended)
+        *gate, up, down = unpack_records(records, layout)
+        gate_product, up_product = h @ gate[0].T if gate else None, h @ up.T
+        if biases is not None:
+            up_product, attended = up_product + biases[0][None, None, :], attended + biases[1][None, None, :]
+        z, _ = neuron_values(gate_product, up_product, config.activation, threshold)
+        return attended + z @ down, cache
 
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
 
@@ -123,11 +136,16 @@ def resident_program(
 ) -> Callable[..., tuple[Float[Array, "B D"], Bool[Array, "B C"]]]:
     """Compile the residents' share of an FFN.
 
-    ``(slots, valid [C], threshold [], h [B,D]) -> y [B,D], active [B,C]``: which slots' neurons were active.
+    ``(slots, biases [C,R-1] or None, valid [C], threshold [], h [B,D]) -> y [B,D], active [B,C]``: which slots'
+    neurons were active.
     """
 
-    def run(slots: SlotArrays, valid: Array, threshold: Array, h: Array) -> tuple[Array, Array]:
-        gate, up, down = slots
+    def run(
+        slots: SlotArrays, biases: Array | None, valid: Array, threshold: Array, h: Array
+    ) -> tuple[Array, Array]:
+        *gates, up, down = slots
+        gate = gates[0] if gates else None
+        by_row = None if biases is None else (biases[:, 0] if gates else None, biases[:, -1])
         limit = threshold if activation in ("silu", "fatrelu") else None
         values = gather_gate_up(
             h,
@@ -136,6 +154,7 @@ def resident_program(
             None,
             None,
             valid=valid,
+            biases=by_row,
             rule=activation,
             threshold=limit,
             implementation=implementation,
@@ -148,15 +167,22 @@ def resident_program(
     return jax.jit(run)
 
 
-def embed_program() -> Callable[[Float[Array, "V D"], Int[Array, "B T"]], Float[Array, "B T D"]]:
-    """Compile the embedding of token ids."""
-    return jax.jit(lambda table, ids: table[ids])
+def embed_program() -> Callable[..., Float[Array, "B T D"]]:
+    """Compile ``(table [V,D], positions [P,D] or None, ids [B,T], start [B]) -> x [B,T,D]``."""
+
+    def run(table: Array, positions: Array | None, ids: Array, start: Array) -> Array:
+        if positions is None:
+            return table[ids]
+        at = start[:, None] + jnp.arange(ids.shape[1])[None, :]
+        return table[ids] + positions.at[at].get(mode="clip")  # padding of a prompt's last piece lies beyond
+
+    return jax.jit(run)
 
 
 def logits_program(eps: float) -> Callable[..., Float[Array, "B V"]]:
-    """Compile ``(out_norm [D], table [V,D], x [B,D]) -> logits [B,V]``."""
+    """Compile ``(out_norm, table [V,D], x [B,D]) -> logits [B,V]``."""
 
-    def run(out_norm: Array, table: Array, x: Array) -> Array:
-        return rms_norm(x, out_norm, eps) @ table.T
+    def run(out_norm: Norm[Array], table: Array, x: Array) -> Array:
+        return normalise(x, out_norm.scale, out_norm.bias, eps) @ table.T
 
     return jax.jit(run)

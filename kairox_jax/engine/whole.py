@@ -16,7 +16,7 @@ from kairox_jax.engine.programs import (
     logits_program,
     split_module,
 )
-from kairox_jax.models import Decoder, empty_cache
+from kairox_jax.models import Decoder, Norm, empty_cache
 
 
 class Whole:
@@ -34,17 +34,13 @@ class Whole:
         self.blocks = [split.leaves for split in splits]
         self.embedding = decoder.embed[...]
         self.output = self.embedding if decoder.output is None else decoder.output[...]
-        self.out_norm = decoder.out_norm[...]
+        self.pos_embed = None if decoder.pos_embed is None else decoder.pos_embed[...]
+        bias = None if decoder.out_norm_bias is None else decoder.out_norm_bias[...]
+        self.out_norm = Norm(decoder.out_norm[...], bias)
         self.caches = [empty_cache(config, batch=1, length=self.length) for _ in range(config.num_layers)]
         self._block = block_program(splits[0].rebuild)
         self._embed = embed_program()
         self._logits = logits_program(config.norm_eps)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights on the device."""
-        arrays = jax.tree.leaves((self.blocks, self.embedding, self.out_norm))
-        return sum(a.nbytes for a in arrays) + (0 if self.config.tie_embeddings else self.output.nbytes)
 
     def prefill(self, ids: Int[np.ndarray, " T"], start: int) -> Float[np.ndarray, " V"]:
         """Run a prompt's tokens and return the logits after the last one."""
@@ -62,8 +58,8 @@ class Whole:
         return np.asarray(self._logits(self.out_norm, self.output, x[:, 0]))[0]
 
     def _run(self, ids: Int[np.ndarray, "1 T"], first: int) -> jax.Array:
-        x = self._embed(self.embedding, jnp.asarray(ids))
         start = jnp.array([first], jnp.int32)
+        x = self._embed(self.embedding, self.pos_embed, jnp.asarray(ids), start)
         attend = attend_length(first + ids.shape[1], self.length)
         for layer, leaves in enumerate(self.blocks):
             x, self.caches[layer] = self._block(leaves, x, start, self.caches[layer], attend)

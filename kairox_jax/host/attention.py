@@ -7,7 +7,7 @@ threads, these kernels read packed weights in one pass.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,14 +23,30 @@ ROWS_PER_CHUNK = 48
 
 
 @kernel()
-def _rms_norm(x, scale, eps, out):
+def _norm(x, scale, bias, eps, out):
+    """Write the RMS norm of each row, or its layer norm where there is a bias."""
+    size = x.shape[1]
     for b in range(x.shape[0]):
+        mean = np.float32(0)
+        if bias.shape[0] > 0:
+            for d in range(size):
+                mean += x[b, d]
+            mean /= np.float32(size)
         total = np.float32(0)
-        for d in range(x.shape[1]):
-            total += x[b, d] * x[b, d]
-        factor = np.float32(1) / np.float32(math.sqrt(total / x.shape[1] + eps))
-        for d in range(x.shape[1]):
-            out[b, d] = x[b, d] * factor * scale[d]
+        for d in range(size):
+            total += (x[b, d] - mean) * (x[b, d] - mean)
+        factor = np.float32(1) / np.float32(math.sqrt(total / size + eps))
+        for d in range(size):
+            out[b, d] = (x[b, d] - mean) * factor * scale[d]
+    _add(bias, out)
+
+
+@kernel()
+def _add(bias, out):
+    """Add a bias to each row; an empty one does nothing."""
+    for b in range(out.shape[0]):
+        for d in range(bias.shape[0]):
+            out[b, d] += bias[d]
 
 
 @kernel()
@@ -78,31 +94,33 @@ def _product(x, matrix, code, out):
 
 
 @kernel(parallel=True)
-def _attend_all(qkv, keys, values, positions, scores, mixed):
+def _attend_all(qkv, keys, values, positions, window, scores, mixed):
     batch, kv_heads, _, size = keys.shape
     heads = mixed.shape[1] // size
     group = heads // kv_heads
     for task in prange(batch * heads):
         b, head = task // heads, task % heads
         seen = positions[b] + 1
+        first = max(0, seen - window)
         _attend(
             qkv[b, head * size : (head + 1) * size],
-            keys[b, head // group, :seen],
-            values[b, head // group, :seen],
-            scores[task, :seen],
+            keys[b, head // group, first:seen],
+            values[b, head // group, first:seen],
+            scores[task, : seen - first],
             mixed[b, head * size : (head + 1) * size],
         )
 
 
 @kernel()
 def _front(
-    x, norm, ffn_norm, eps, wqkv, wqkv_code, wo, wo_code, cos, sin, keys, values, positions,
-    h, qkv, mixed, scores,
+    x, norm, norm_bias, ffn_norm, ffn_norm_bias, eps, parallel_block, wqkv, wqkv_code, bqkv, wo, wo_code, bo,
+    cos, sin, keys, values, positions, window, h, qkv, mixed, scores, attended,
 ):  # fmt: skip
     batch, kv_heads, _, size = keys.shape
     heads = mixed.shape[1] // size
-    _rms_norm(x, norm, eps, h)
+    _norm(x, norm, norm_bias, eps, h)
     _product(h, wqkv, wqkv_code, qkv)
+    _add(bqkv, qkv)
     for b in range(batch):
         for head in range(heads + kv_heads):
             _rotate(qkv[b, head * size : (head + 1) * size], cos[b], sin[b])
@@ -111,28 +129,43 @@ def _front(
             keys[b, head, positions[b]] = qkv[b, first : first + size]
             first += kv_heads * size
             values[b, head, positions[b]] = qkv[b, first : first + size]
-    _attend_all(qkv, keys, values, positions, scores, mixed)
-    _product(mixed, wo, wo_code, h)
+    _attend_all(qkv, keys, values, positions, window, scores, mixed)
+    _product(mixed, wo, wo_code, attended)
+    _add(bo, attended)
+    if parallel_block:
+        _norm(x, ffn_norm, ffn_norm_bias, eps, h)
     for b in range(batch):
         for d in range(x.shape[1]):
-            x[b, d] += h[b, d]
-    _rms_norm(x, ffn_norm, eps, h)
+            x[b, d] += attended[b, d]
+    if not parallel_block:
+        _norm(x, ffn_norm, ffn_norm_bias, eps, h)
+
+
+def _absent() -> np.ndarray:
+    return np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWeights:
-    """One layer's attention, as the host kernels read it.
+    """One layer's attention, as the host kernels read it. An empty bias is none.
 
     Attributes:
         norm, ffn_norm: float32 [D], scales in front of attention and FFN.
         wqkv: packed rows of query, key and value heads, [(N + 2K) H, D].
         wo: packed rows [D, N H].
+        norm_bias, ffn_norm_bias: float32 [D]: they make layer norms of the RMS norms.
+        bqkv: float32 [(N + 2K) H], added before the rotation.
+        bo: float32 [D].
     """
 
     norm: Float[np.ndarray, " D"]
     ffn_norm: Float[np.ndarray, " D"]
     wqkv: PackedRows
     wo: PackedRows
+    norm_bias: Float[np.ndarray, " d"] = field(default_factory=_absent)
+    ffn_norm_bias: Float[np.ndarray, " d"] = field(default_factory=_absent)
+    bqkv: Float[np.ndarray, " rows"] = field(default_factory=_absent)
+    bo: Float[np.ndarray, " d"] = field(default_factory=_absent)
 
 
 class HostAttention:
@@ -151,6 +184,8 @@ class HostAttention:
         self._mixed = np.empty((batch, config.num_heads * config.head_dim), np.float32)
         self._scores = np.empty((batch * config.num_heads, length), np.float32)
         self._h = np.empty((batch, config.d_model), np.float32)
+        self._attended = np.empty((batch, config.d_model), np.float32)
+        self._window = length if config.sliding_window is None else config.sliding_window
 
     def front(
         self,
@@ -169,22 +204,31 @@ class HostAttention:
             x: residual stream, updated in place.
             keys, values: the layer's cache, updated in place.
             positions: of the new tokens, int32 [B], inside the cache.
-            cos, sin: of the rotary angles at these positions.
+            cos, sin: of the rotary angles at these positions; [B, 0] turns nothing.
 
         Returns:
             The FFN's normalised input [B, D]; overwritten by the next call.
         """
         with threads.own():
             _front(
-                x, weights.norm, weights.ffn_norm, np.float32(self.config.norm_eps),
-                weights.wqkv.data, rows.CODES[weights.wqkv.format], weights.wo.data, rows.CODES[weights.wo.format],
-                cos, sin, keys, values, positions, self._h, self._qkv, self._mixed, self._scores,
+                x, weights.norm, weights.norm_bias, weights.ffn_norm, weights.ffn_norm_bias,
+                np.float32(self.config.norm_eps), self.config.parallel_block,
+                weights.wqkv.data, rows.CODES[weights.wqkv.format], weights.bqkv,
+                weights.wo.data, rows.CODES[weights.wo.format], weights.bo,
+                cos, sin, keys, values, positions, self._window,
+                self._h, self._qkv, self._mixed, self._scores, self._attended,
             )  # fmt: skip
         return self._h
 
 
 def host_norm(
-    x: Float[np.ndarray, "B D"], scale: Float[np.ndarray, " D"], eps: float
+    x: Float[np.ndarray, "B D"],
+    scale: Float[np.ndarray, " D"],
+    bias: Float[np.ndarray, " D"] | None,
+    eps: float,
 ) -> Float[np.ndarray, "B D"]:
-    """Divide by the root mean square over D and scale; float32 [B, D]."""
-    return x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps)) * scale
+    """Apply the RMS norm over D, or the layer norm where there is a bias; float32 [B, D]."""
+    if bias is not None:
+        x = x - x.mean(axis=-1, keepdims=True)
+    normed = x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps)) * scale
+    return normed if bias is None else normed + bias

@@ -4,8 +4,15 @@ from kairox_jax.models.attention import Attention, KVCache, empty_cache, rotary_
 from kairox_jax.models.decoder import Block, Decoder
 from kairox_jax.models.exact import check_mode, find_sparsity, resolve_thresholds
 from kairox_jax.models.ffn import FFN, Threshold
-from kairox_jax.models.load import load_attention, load_decoder, load_ffn, load_model
-from kairox_jax.models.norm import layer_norm, normalise, rms_norm
+from kairox_jax.models.load import (
+    load_attention,
+    load_decoder,
+    load_down_biases,
+    load_ffn,
+    load_model,
+    load_norm,
+)
+from kairox_jax.models.norm import Norm, layer_norm, normalise, rms_norm
 from kairox_jax.models.rules import neuron_values
 
 __all__ = [
@@ -14,6 +21,7 @@ __all__ = [
     "Block",
     "Decoder",
     "KVCache",
+    "Norm",
     "Threshold",
     "check_mode",
     "empty_cache",
@@ -21,8 +29,10 @@ __all__ = [
     "layer_norm",
     "load_attention",
     "load_decoder",
+    "load_down_biases",
     "load_ffn",
     "load_model",
+    "load_norm",
     "neuron_values",
     "normalise",
     "resolve_thresholds",

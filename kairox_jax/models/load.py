@@ -16,6 +16,7 @@ from kairox_jax.models.attention import Attention
 from kairox_jax.models.decoder import Block, Decoder
 from kairox_jax.models.exact import check_mode, find_sparsity, resolve_thresholds
 from kairox_jax.models.ffn import FFN, Threshold
+from kairox_jax.models.norm import Norm
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -52,6 +53,19 @@ def _set_optional(module: nnx.Module, source: TensorSource, prefix: str, names: 
     for ours, theirs in names.items():
         if getattr(module, ours) is not None:
             _set(module, ours, source.tensor(prefix + theirs))
+
+
+def load_norm(source: TensorSource, name: str) -> Norm[np.ndarray]:
+    """Read a norm by the canonical name of its scale, on the host."""
+    bias = source.tensor(name + "_bias") if source.config.norm == "layernorm" else None
+    return Norm(source.tensor(name), bias)
+
+
+def load_down_biases(source: TensorSource) -> list[np.ndarray] | None:
+    """Read what each layer's FFN adds whichever neurons are active: ``b_down`` [D], or None without biases."""
+    if not source.config.ffn_bias:
+        return None
+    return [source.tensor(f"layers.{layer}.b_down") for layer in range(source.config.num_layers)]
 
 
 def load_attention(source: TensorSource, layer: int) -> Attention:
