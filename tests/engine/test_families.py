@@ -173,6 +173,17 @@ ODD = {
         "max_position_embeddings": 18,
         "vocab_size": 61,
     },
+    # An FFN with neither gate nor zeros.
+    "silu": {
+        "model_type": "opt",
+        "activation_function": "silu",
+        "hidden_size": 32,
+        "ffn_dim": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 18,
+        "vocab_size": 61,
+    },
     # The 7B's layout: one norm, one key head for all, heads of 14.
     "falcon": {
         "model_type": "falcon",
@@ -205,7 +216,8 @@ def test_sizes_that_fill_no_block(
     save_file(tensors, tmp_path / "model.safetensors")
     ids = rng.integers(3, config.vocab_size, 18)
     want = forward(open_checkpoint(tmp_path), ids[None])[0]
-    slots: dict[str, Any] = {"gpu_cache_neurons": config.num_neurons // 2}
-    with tiny_engine(tmp_path, dense_part=dense_part, context_length=18, **slots) as engine:
+    mode: dict[str, Any] = {"gpu_cache_neurons": config.num_neurons // 2}
+    mode = {"mode": "dense"} if config.activation == "silu" else mode
+    with tiny_engine(tmp_path, dense_part=dense_part, context_length=18, **mode) as engine:
         got = all_logits(engine, ids.tolist(), prompt=17)
     assert worst(got, want[16:]) <= 2e-6
