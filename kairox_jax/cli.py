@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kairox_jax.commands import chat, doctor, generate, info, laboratory, pull, serve
-from kairox_jax.commands.flags import Parser, reject_unknown, resolve
+from kairox_jax.commands.flags import Flag, Parser, misspelled_variables, reject_unknown, resolve
 from kairox_jax.commands.streaming import INTERRUPTED
 
 USAGE_STATUS = 2
@@ -101,7 +101,15 @@ def _dispatch(argv: list[str], engine_api: Any | None) -> int:
     if args.command is None:
         reject_unknown(extra, (), "kairox")
     reject_unknown(extra, args.flags, f"kairox {args.command}")
+    for sentence in misspelled_variables(os.environ, _all_flags(parser)):
+        logging.getLogger("kairox").warning(sentence)
     return args.run(resolve(args, os.environ), engine_api)
+
+
+def _all_flags(parser: Parser) -> list[Flag]:
+    """Return the flags of every subcommand."""
+    choices = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+    return [flag for parsers in choices for each in parsers.values() for flag in each.get_default("flags")]
 
 
 def _internal(error: Exception) -> str:

@@ -50,6 +50,10 @@ class FakeResult:
 
 @dataclass
 class FakePlan:
+    slots_per_layer: int = 8
+    num_neurons: int = 16
+    reason: str = "asked for"
+
     def table(self) -> str:
         return "dense weights  1.0 MB\nslots          2.0 MB"
 

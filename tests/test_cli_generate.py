@@ -239,7 +239,16 @@ def test_dry_run_prints_the_plan(capsys):
     assert json.loads(generate(capsys, "--dry-run", "--json")[1]) == {
         "dense_weights": 1_000_000,
         "slots": 2_000_000,
+        "slots_per_layer": 8,
+        "num_neurons": 16,
+        "reason": "asked for",
     }
+
+
+def test_a_misspelled_variable_is_told(capsys, monkeypatch):
+    monkeypatch.setenv("KAIROX_VRAM_BUGET", "1GB")
+    err = generate(capsys, "-p", "hi")[2]
+    assert "nothing reads the variable KAIROX_VRAM_BUGET: did you mean KAIROX_VRAM_BUDGET?" in err
 
 
 def test_warnings_and_log_lines_are_one_line():

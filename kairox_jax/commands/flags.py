@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+OWN_VARIABLES = ("KAIROX_CACHE", "KAIROX_REQUIRE_MODEL")  # read by the registry and by the tests
+
 
 class UsageError(ValueError):
     """A command line that cannot be carried out as written."""
@@ -106,6 +108,20 @@ def reject_unknown(extra: Sequence[str], flags: Sequence[Flag], prog: str) -> No
     else:
         hint = f"did you mean {near[0]}?" if near else f"see '{prog} --help'"
     raise UsageError(f"{prog} does not know {word!r}: {hint}")
+
+
+def misspelled_variables(environ: Mapping[str, str], flags: Sequence[Flag]) -> list[str]:
+    """Return a sentence for each ``KAIROX_*`` variable that nothing reads."""
+    known = {*OWN_VARIABLES, *(flag.variable for flag in flags)}
+    found = []
+    for name in sorted(set(environ) - known):
+        if name.startswith("KAIROX_"):
+            near = get_close_matches(name, known, n=1)
+            hint = (
+                f"did you mean {near[0]}?" if near else "'kairox COMMAND --help' shows each flag's variable"
+            )
+            found.append(f"nothing reads the variable {name}: {hint}")
+    return found
 
 
 def whole_number(text: str) -> int:

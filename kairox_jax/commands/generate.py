@@ -154,5 +154,9 @@ def _dry_run(args: argparse.Namespace, engine_api: Any | None) -> int:
     plan = load_engine_api(engine_api).plan_only(
         args.model, mode=args.mode, placement=placement, context_length=args.ctx_size
     )
-    print(json.dumps(plan.to_json(), allow_nan=False) if args.json else plan.table())
+    if not args.json:
+        print(plan.table())
+        return 0
+    slots = {"slots_per_layer": plan.slots_per_layer, "num_neurons": plan.num_neurons, "reason": plan.reason}
+    print(json.dumps({**plan.to_json(), **slots}, allow_nan=False))
     return 0

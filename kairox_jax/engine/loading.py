@@ -64,7 +64,9 @@ def check_dense_settings(placement: PlacementConfig, sparsity: object) -> None:
     unused = [name for name in names if getattr(placement, name) != getattr(defaults, name)]
     unused += [] if sparsity is None else ["sparsity"]
     if unused:
-        flags = ", ".join("--" + name.replace("_", "-") for name in unused)
+        flags = ", ".join(
+            "--no-anb" if name == "anb_enable" else "--" + name.replace("_", "-") for name in unused
+        )
         raise ValueError(f"no effect with --mode dense: {flags}; leave it out, or use --mode exact")
 
 
@@ -92,7 +94,7 @@ def build_policy(placement: PlacementConfig, *, has_prior: bool) -> Policy:
     defaults = PlacementConfig()
     for name in ("tam_beta", "tam_threshold", "tam_evict", "anb_enable"):
         if getattr(placement, name) != getattr(defaults, name) and placement.policy in POLICIES:
-            flag = "--" + name.replace("_", "-")
+            flag = "--no-anb" if name == "anb_enable" else "--" + name.replace("_", "-")
             raise ValueError(
                 f"{flag} has no effect with --policy {placement.policy}: leave it out, or use guide"
             )

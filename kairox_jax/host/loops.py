@@ -77,11 +77,14 @@ def _passes(rule, threshold, value):
 @kernel()
 def _value(rule, threshold, gate, up, gated):
     """Return (z, active) of a neuron whose gate passed."""
+    if rule == _SILU:
+        driver = gate if gated else up
+        z = driver / (np.float32(1) + np.float32(math.exp(-driver)))
+        if gated:
+            z *= up
+        return z, not abs(z) <= threshold
     if not gated:
         return (up * up if rule == _RELU2 else up), True
-    if rule == _SILU:
-        z = gate / (np.float32(1) + np.float32(math.exp(-gate))) * up
-        return z, not abs(z) <= threshold
     if rule == _DRELU:
         return gate * up, not up <= np.float32(0)
     return (gate * gate * up if rule == _RELU2 else gate * up), True

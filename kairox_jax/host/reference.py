@@ -31,7 +31,7 @@ def residual_ffn(
     gate, up = inputs[0], inputs[-1]
     is_gated = weights.shape[1] == 3
     if rule == Rule.SILU:
-        values = gate / (1 + np.exp(-gate)) * up
+        values = gate / (1 + np.exp(-gate)) * (up if is_gated else 1)
         mask = np.abs(values) > threshold
     else:
         mask = gate > (threshold if rule == Rule.FATRELU else 0)

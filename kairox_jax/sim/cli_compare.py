@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from kairox_jax.io.trace import read_trace
-from kairox_jax.sim.cli_replay import add_model_arguments, parse_capacity
-from kairox_jax.sim.compare import as_json, compare, speedups, table
-from kairox_jax.sim.machine import profile_names
+from kairox_jax.sim.cli_replay import add_model_arguments, chosen_dtype, parse_capacity
+from kairox_jax.sim.compare import as_json, check_policies, compare, speedups, table
+from kairox_jax.sim.machine import load_machine, profile_names
 from kairox_jax.sim.plots import plot_all
 from kairox_jax.sim.priors import check_same_model, profiled
 from kairox_jax.sim.replay import ReplaySettings
@@ -47,6 +47,15 @@ def run_compare(args: argparse.Namespace) -> int:
     out: Path | None = args.out
     if args.plots and out is None:
         raise ValueError("--plots needs --out DIR, the folder for the pictures")
+    policies, hardware = args.policies.split(","), args.hardware.split(",")
+    check_policies(policies)
+    for name in hardware:
+        if name != "guide":
+            load_machine(name)
+    if out is not None:
+        out.mkdir(
+            parents=True, exist_ok=True
+        )  # an hour of replays must not end at a folder that cannot be made
     traces = [read_trace(path) for path in args.traces]
     check_same_model(traces)
     traces, priors, prior_note = profiled(traces)
@@ -58,7 +67,7 @@ def run_compare(args: argparse.Namespace) -> int:
         policy="split",
         group_size=args.group_size,
         as_model=args.as_model,
-        dtype=args.dtype,
+        dtype=chosen_dtype(args, hardware),
         copies=args.copies,
         queue_ms=args.queue_ms,
         can_wait=not args.no_wait,
@@ -68,8 +77,8 @@ def run_compare(args: argparse.Namespace) -> int:
         traces,
         priors,
         base,
-        args.policies.split(","),
-        args.hardware.split(","),
+        policies,
+        hardware,
         capacities,
         lambda text: print(text, file=sys.stderr),
     )
@@ -86,7 +95,6 @@ def run_compare(args: argparse.Namespace) -> int:
         lines.append(f"split takes less time than (geometric mean): {ratios}")
     print(json.dumps(summary) if args.json else "\n".join(lines))
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         (out / "compare.json").write_text(json.dumps(summary, indent=1) + "\n")
         (out / "table.txt").write_text("\n".join(lines) + "\n")
         if args.plots:

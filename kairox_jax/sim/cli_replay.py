@@ -33,7 +33,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what replay and compare share."""
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="trace files (.npz) of one model")
     parser.add_argument("--as-model", choices=sorted(MODELS), help="replay at this model's scale")
-    parser.add_argument("--dtype", choices=sorted(DTYPE_BYTES), default="f16", help="of that model's weights")
+    parser.add_argument(
+        "--dtype", choices=sorted(DTYPE_BYTES), help="of the model's weights; f16 where not given"
+    )
     parser.add_argument("--group-size", type=int, default=1, metavar="G", help="neurons that move together")
     parser.add_argument("--steps", type=int, metavar="N", help="replay the first N steps of each trace only")
     parser.add_argument(
@@ -66,6 +68,17 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="check every plan of the policy")
 
 
+def chosen_dtype(args: argparse.Namespace, hardware: list[str]) -> str:
+    """Return the dtype of the weights.
+
+    Raises:
+        ValueError: one was given, but the guide's cost model has no weights.
+    """
+    if args.dtype is not None and "guide" in hardware:
+        raise ValueError("--dtype has no effect with --hardware guide, which has its own times: leave it out")
+    return args.dtype or ReplaySettings.dtype
+
+
 def run_replay(args: argparse.Namespace) -> int:
     """Replay and print; return the exit status.
 
@@ -82,7 +95,7 @@ def run_replay(args: argparse.Namespace) -> int:
         capacity=args.capacity,
         group_size=args.group_size,
         as_model=args.as_model,
-        dtype=args.dtype,
+        dtype=chosen_dtype(args, [args.hardware]),
         copies=args.copies,
         queue_ms=args.queue_ms,
         can_wait=not args.no_wait,

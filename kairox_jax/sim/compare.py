@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kairox_jax.balancing import make_policy
 from kairox_jax.io.trace import Trace
 from kairox_jax.sim.replay import ReplaySettings, Result, replay
 
@@ -51,6 +52,17 @@ def parse_param(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+
+
+def check_policies(labels: list[str]) -> None:
+    """Make each policy once, so that a wrong name or parameter is told before anything runs.
+
+    Raises:
+        ValueError: no such policy, or a parameter that it does not take.
+    """
+    for label in labels:
+        name, params = parse_policy(label)
+        make_policy(name, **({"future": lambda step: None} if name in CLAIRVOYANT else {}), **params)
 
 
 def compare(

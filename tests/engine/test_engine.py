@@ -11,6 +11,7 @@ import pytest
 from numpy_reference import forward
 from tiny_model import (
     GREEDY,
+    MODELS,
     NUM_LAYERS,
     NUM_NEURONS,
     TINY,
@@ -331,10 +332,13 @@ def test_replay_11_no_profile_is_said_in_one_line(caplog: pytest.LogCaptureFixtu
     assert len([r for r in caplog.records if "no activation profile" in r.message]) == 1
 
 
-def test_replay_10_the_arrays_stay_within_the_budget() -> None:
-    """What is really allocated for slots is what the plan says."""
-    with tiny_engine(vram_budget_bytes=2_000_000, context_length=CONTEXT) as engine:
-        slots = sum(a.nbytes for layer in hybrid_of(engine).migrator.slots for a in layer)
+@pytest.mark.parametrize("name", ["relu-llama", "opt"])
+def test_replay_10_the_arrays_stay_within_the_budget(name: str) -> None:
+    """What is really allocated for slots, biases included, is what the plan says."""
+    with tiny_engine(MODELS / name, vram_budget_bytes=2_000_000, context_length=CONTEXT) as engine:
+        hybrid = hybrid_of(engine)
+        slots = sum(a.nbytes for layer in hybrid.migrator.slots for a in layer)
+        slots += sum(biases.nbytes for biases in hybrid._slot_biases if biases is not None)
         assert 0 < slots == engine.plan.slot_bytes
         assert engine.plan.total_bytes <= 2_000_000
 

@@ -113,11 +113,16 @@ def test_guide_takes_the_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("tam_beta", 0.5), ("tam_threshold", 0.5), ("tam_evict", 0.1), ("anb_enable", False)],
+    ("field", "value", "flag"),
+    [
+        ("tam_beta", 0.5, "--tam-beta"),
+        ("tam_threshold", 0.5, "--tam-threshold"),
+        ("tam_evict", 0.1, "--tam-evict"),
+        ("anb_enable", False, "--no-anb"),
+    ],
 )
-def test_replay_13_momentum_settings_without_effect_are_refused(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"--{field.replace('_', '-')} has no effect with --policy static"):
+def test_replay_13_momentum_settings_without_effect_are_refused(field: str, value: Any, flag: str) -> None:
+    with pytest.raises(ValueError, match=f"{flag} has no effect with --policy static"):
         build_policy(PlacementConfig(policy="static", **{field: value}), has_prior=True)
     assert isinstance(build_policy(PlacementConfig(policy="static"), has_prior=True), Static)
 
@@ -175,11 +180,21 @@ def test_replay_13_more_slots_than_neurons_fail(tiny: Checkpoint) -> None:
         plan(tiny, gpu_cache_neurons=NUM_NEURONS + 1)
 
 
-def test_dense_bytes_are_those_of_the_weights(tiny: Checkpoint) -> None:
+@pytest.mark.parametrize("name", ["relu-llama", "opt", "falcon-one-norm", "sparse-qwen2"])
+def test_dense_bytes_are_those_of_the_weights(name: str) -> None:
     """The estimate reads no weight and yet counts each of them."""
-    ffn = ("w_gate", "w_up", "w_down")
-    count = sum(tiny.tensor(n).size for n in tiny.names() if not n.endswith(ffn))
-    assert plan(tiny).needs.dense_bytes == 4 * count
+    checkpoint = open_checkpoint(MODELS / name)
+    ffn = ("w_gate", "w_up", "w_down", "b_up")
+    count = sum(checkpoint.tensor(n).size for n in checkpoint.names() if not n.endswith(ffn))
+    assert plan(checkpoint).needs.dense_bytes == 4 * count
+
+
+def test_a_neurons_bias_takes_room_in_its_slot_and_in_the_prefill() -> None:
+    opt = open_checkpoint(MODELS / "opt")
+    without = replace(opt, config=replace(opt.config, ffn_bias=False))
+    more = plan(opt).needs.workspace_bytes - plan(without).needs.workspace_bytes
+    assert plan(opt).needs.slot_bytes == 2 * 64 * 4 + 4 == plan(without).needs.slot_bytes + 4
+    assert more == opt.config.num_layers * opt.config.num_neurons * 4
 
 
 def test_plan_only_reads_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,11 +81,28 @@ def test_policy_parameters_are_read() -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--plots"], "--out"), (["--capacity", "some"], "some"), (["--policies", "best"], "unknown")],
+    [
+        (["--plots"], "--out"),
+        (["--capacity", "some"], "some"),
+        (["--policies", "static,best"], "unknown"),
+        (["--policies", "static,paper:speed=3"], "no parameter 'speed'"),
+        (["--hardware", "pc-low,mainframe"], "mainframe"),
+        (["--hardware", "guide", "--dtype", "q8_0"], "--dtype has no effect"),
+    ],
 )
 def test_compare_refuses_what_it_cannot_do(words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run("compare", *TRACES, "--steps", "1", "--hardware", "pc-low", *words)
+
+
+def test_compare_finds_mistakes_before_it_replays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = [*TRACES, "--steps", "1", "--hardware", "pc-low"]
+    with pytest.raises(ValueError, match="unknown"):
+        run("compare", *words, "--policies", "static,best")
+    with pytest.raises(OSError, match="file"):
+        run("compare", *words, "--policies", "static", "--out", str(tmp_path / "file" / "results"))
+    assert capsys.readouterr().err == ""  # no cell was begun
 
 
 def test_plots_are_drawn_or_say_what_is_missing(tmp_path: Path) -> None:
