@@ -29,11 +29,6 @@ def device_norm(norm: Norm[np.ndarray]) -> Norm[Array]:
     return jax.tree.map(jnp.asarray, norm)
 
 
-def device_norm(norm: Norm[np.ndarray]) -> Norm[Array]:
-    """Put a norm on the device."""
-    return jax.tree.map(jnp.asarray, norm)
-
-
 class DeviceDense:
     """Weights, cache and programs of everything but the neurons, on the JAX device.
 
