@@ -111,7 +111,7 @@ class KairoxRival:
         if self._hybrid is None:
             return {}
         times = PartTimes()
-        roots = {"hybrid": self._hybrid, "engine": importlib.import_module("kairox_jax.engine.engine")}
+        roots = {"hybrid": self._hybrid, "sequence": importlib.import_module("kairox_jax.engine.sequence")}
         with hooked(roots, times, jax.block_until_ready):
             stream = self.engine.stream(ids, greedy(tokens + 1))
             next(stream)  # the prefill and the first token

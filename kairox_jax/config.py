@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
@@ -17,6 +18,7 @@ NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rotary", "learned")
 ROPE_SCALINGS = ("linear", "llama3")
 MODES = ("dense", "exact")
+MAX_PENALTY, MAX_BIAS, MAX_LOGPROBS = 2, 100, 20  # as OpenAI's API has them
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -259,6 +261,11 @@ class GenerationConfig:
         top_k: keep the k most probable; 0 keeps all.
         top_p: keep the smallest set whose probability reaches p, in (0, 1].
         min_p: keep tokens of at least this share of the best one's probability, in [0, 1].
+        presence_penalty: taken off the logit of each token that was generated before, in [-2, 2].
+        frequency_penalty: taken off as many times as the token was generated before, in [-2, 2].
+        logit_bias: added to the logits of these token ids, each in [-100, 100]; -100 all but bans a token.
+        logprobs: log-probabilities of each token and of this many most probable ones; None gives none. They
+            are the model's own: before penalties, bias, temperature and filters.
         seed: of the sampler; the same seed gives the same tokens.
         stop: texts at which generation ends; they are not part of the result.
         ignore_eos: go on after an end-of-sequence token.
@@ -269,6 +276,10 @@ class GenerationConfig:
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
     seed: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
@@ -284,6 +295,16 @@ class GenerationConfig:
             raise ValueError(f"top_p {self.top_p} must be in (0, 1]; 1 turns it off")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p {self.min_p} must be in [0, 1]; 0 turns it off")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -MAX_PENALTY <= (value := getattr(self, name)) <= MAX_PENALTY:
+                raise ValueError(f"{name} {value} must be in [-{MAX_PENALTY}, {MAX_PENALTY}]; 0 turns it off")
+        for token_id, bias in self.logit_bias.items():
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise ValueError(
+                    f"logit_bias of token {token_id} is {bias}: it must be in [-{MAX_BIAS}, {MAX_BIAS}]"
+                )
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise ValueError(f"logprobs {self.logprobs} must be from 0 to {MAX_LOGPROBS}, or None for none")
         if self.seed < 0:
             raise ValueError(f"seed {self.seed} must not be negative")
         if isinstance(self.stop, str) or any(not text for text in self.stop):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
 from pathlib import Path
 from threading import Lock, get_ident
 from time import perf_counter
@@ -11,13 +12,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from kairox_jax.balancing import Policy, make_policy
 from kairox_jax.config import GenerationConfig, PlacementConfig
 from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.host_dense import HostDense
-from kairox_jax.engine.hybrid import Hybrid
+from kairox_jax.engine.hybrid import Hybrid, StepCounts
 from kairox_jax.engine.loading import (
     build_policy,
     check_dense_settings,
@@ -26,10 +27,10 @@ from kairox_jax.engine.loading import (
     make_plan,
     resolve_context,
 )
+from kairox_jax.engine.prefill import pieces
 from kairox_jax.engine.results import Chunk, GenerationResult
-from kairox_jax.engine.sampling import make_rng, sample
+from kairox_jax.engine.sequence import Constraint, Sequence
 from kairox_jax.engine.statistics import Statistics
-from kairox_jax.engine.text import TextStream
 from kairox_jax.engine.whole import Whole
 from kairox_jax.host import limit_threads, thread_count
 from kairox_jax.io import Checkpoint, TraceRecorder, open_checkpoint
@@ -39,6 +40,11 @@ from kairox_jax.placement import BudgetPlan, load_store, record_layout
 from pallas_kernels.implementations import resolve_implementation
 
 logger = logging.getLogger("kairox")
+
+
+def never() -> bool:
+    """Say no: nobody cancels."""
+    return False
 
 
 class Engine:
@@ -139,7 +145,7 @@ class Engine:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Ids[int],
         config: GenerationConfig | None = None,
         *,
         trace: str | Path | None = None,
@@ -154,11 +160,13 @@ class Engine:
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Ids[int],
         config: GenerationConfig | None = None,
         *,
         trace: str | Path | None = None,
         reuse: bool = False,
+        cancelled: Callable[[], bool] = never,
+        constraint: Constraint | None = None,
     ) -> Iterator[Chunk]:
         """Generate and yield text as it comes.
 
@@ -167,18 +175,22 @@ class Engine:
             config: how to choose tokens and when to stop.
             trace: write the activations of each decode step to this file (not in ``dense`` mode).
             reuse: keep the common beginning of this prompt and the last sequence in the cache.
+            cancelled: asked between the pieces of a prompt and before each token; the last chunk's result then
+                has the finish reason "cancelled".
+            constraint: restricts the tokens.
 
         Yields:
             Pieces of text that are whole characters and no part of a stop text; the last chunk has the result.
 
         Raises:
-            ValueError: an empty prompt, one that does not fit the context, or a trace in ``dense`` mode.
+            ValueError: an empty prompt, one that does not fit the context, a bias for a token that does not
+                exist, or a trace in ``dense`` mode.
         """
         if self._whole is None and self._hybrid is None:
             raise ValueError("this engine is closed: make a new one")
         config = GenerationConfig() if config is None else config
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
-        self._check_prompt(ids)
+        self.check_request(ids, config)
         recorder = None
         if trace is not None:
             if self.mode == "dense":
@@ -188,7 +200,9 @@ class Engine:
             if Path(trace).is_dir() or not Path(trace).absolute().parent.is_dir():
                 raise ValueError(f"--trace-out {trace}: name a file in a folder that exists")
             recorder = TraceRecorder({"policy": self.policy_name, "prompt_tokens": len(ids)})
-        return self._in_turn(self._run(ids, config, trace, recorder, reuse))
+        room = self.context_length - len(ids)
+        sequence = Sequence(ids, config, self.tokenizer, room=room, constraint=constraint)
+        return self._in_turn(self._run(sequence, trace, recorder, reuse, cancelled))
 
     def _in_turn(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         """Run one request at a time: those of other threads wait, one of the same thread would wait forever."""
@@ -241,7 +255,20 @@ class Engine:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _check_prompt(self, ids: list[int]) -> None:
+    def residency(self) -> Bool[np.ndarray, "L F"]:
+        """Return which neurons the device computes now; may be called from any thread, for a picture."""
+        shape = (self.config.num_layers, self.config.num_neurons)
+        if self._hybrid is None:
+            return np.full(shape, self._whole is not None)
+        return np.stack([self._hybrid.table.resident(layer) for layer in range(shape[0])])
+
+    def policy_report(self) -> dict[str, float]:
+        """Return the policy's own figures, such as the guide's modifier; empty where it has none."""
+        report = None if self._hybrid is None else getattr(self._hybrid.policy, "report", None)
+        return {} if report is None or self._hybrid is None else report(self._hybrid.state)
+
+    def check_request(self, ids: list[int], config: GenerationConfig) -> None:
+        """Raise ``ValueError`` for a prompt or settings that this model cannot take."""
         if not ids:
             raise ValueError("the prompt has no tokens: give at least one character")
         if len(ids) >= self.context_length:
@@ -249,19 +276,55 @@ class Engine:
                 f"the prompt has {len(ids)} tokens, the context holds {self.context_length} and needs one for the "
                 f"answer: shorten the prompt or raise --ctx-size (this model takes up to {self.config.context_length})"
             )
-        wrong = [i for i in ids if not 0 <= i < self.config.vocab_size]
+        wrong = [i for i in (*ids, *config.logit_bias) if not 0 <= i < self.config.vocab_size]
         if wrong:
             raise ValueError(f"token id {wrong[0]} is outside the vocabulary 0..{self.config.vocab_size - 1}")
 
     def _run(
         self,
-        ids: list[int],
-        config: GenerationConfig,
+        sequence: Sequence,
         trace: str | Path | None,
         recorder: TraceRecorder | None,
         reuse: bool,
+        cancelled: Callable[[], bool],
     ) -> Iterator[Chunk]:
-        stats = Statistics(
+        ids = sequence.prompt_ids
+        stats = self._new_statistics(ids)
+        stats.reused_tokens = self._common(ids) if reuse else 0
+        begin = perf_counter()
+        logits = self._prefill(ids, stats.reused_tokens, cancelled)
+        stats.prefill_s = perf_counter() - begin
+        begin, counts = perf_counter(), None
+        while logits is not None and sequence.finish_reason is None:
+            chosen = sequence.feed(logits)
+            if chosen is None:
+                break
+            stats.decode_s += perf_counter() - begin
+            yield Chunk(token_id=chosen[0], text=chosen[1], logprobs=sequence.take_logprobs(), step=counts)
+            begin = perf_counter()
+            if sequence.finish_reason is not None:
+                break
+            if cancelled():
+                logits = None
+            else:
+                logits, counts = self._step(chosen[0], sequence.next_position, stats, recorder)
+        stats.decode_s += perf_counter() - begin
+        stats.generated_tokens = len(sequence.token_ids)
+        self._finish(stats, trace, recorder)
+        rest = sequence.flush()
+        result = GenerationResult(
+            text=sequence.text,
+            prompt_token_ids=ids,
+            token_ids=sequence.token_ids,
+            finish_reason=sequence.finish_reason or "cancelled",
+            stats=stats,
+        )
+        yield Chunk(text=rest, logprobs=sequence.take_logprobs(), result=result)
+
+    def _new_statistics(self, ids: list[int]) -> Statistics:
+        if self._hybrid is not None:
+            self._hybrid.migrator.take_counts()  # what an abandoned request left
+        return Statistics(
             device=f"{self.device.platform}:{self.device.device_kind}",
             mode=self.mode,
             policy=self.policy_name,
@@ -269,39 +332,6 @@ class Engine:
             placement=self._placement(),
             prompt_tokens=len(ids),
         )
-        if self._hybrid is not None:
-            self._hybrid.migrator.take_counts()  # what an abandoned request left
-        begin = perf_counter()
-        logits = self._prefill(ids, self._common(ids) if reuse else 0)
-        stats.prefill_s = perf_counter() - begin
-        rng, text = make_rng(config.seed), TextStream(self.tokenizer.token_bytes, config.stop)
-        tokens: list[int] = []
-        room = min(config.max_tokens, self.context_length - len(ids))
-        finish = "length"
-        begin = perf_counter()
-        while len(tokens) < room:
-            token = sample(logits, config, rng)
-            if token in self.tokenizer.eos_ids and not config.ignore_eos:
-                finish = "stop"
-                break
-            tokens.append(token)
-            piece = text.push(token)
-            if text.stopped:
-                finish = "stop"
-            stats.decode_s += perf_counter() - begin
-            yield Chunk(text=piece, token_id=token)
-            begin = perf_counter()
-            if text.stopped or len(tokens) == room:
-                break
-            logits = self._step(token, len(ids) + len(tokens) - 1, stats, recorder)
-        stats.decode_s += perf_counter() - begin
-        stats.generated_tokens = len(tokens)
-        self._finish(stats, trace, recorder)
-        rest = text.flush()
-        result = GenerationResult(
-            text=text.text, prompt_token_ids=ids, token_ids=tokens, finish_reason=finish, stats=stats
-        )
-        yield Chunk(text=rest, result=result)
 
     def _common(self, ids: list[int]) -> int:
         """Return how many first tokens are in the cache already; the last one is always computed anew."""
@@ -312,20 +342,28 @@ class Engine:
             same += 1
         return same
 
-    def _prefill(self, ids: list[int], start: int) -> Float[np.ndarray, " V"]:
-        self._cached = []  # an interrupted prefill leaves nothing that counts
-        new = np.asarray(ids[start:], np.int32)
-        if self._whole is not None:
-            logits = self._whole.prefill(new, start)
-        else:
-            assert self._hybrid is not None
-            logits = self._hybrid.prefill_logits(new, start)
-        self._cached = list(ids)
+    def _prefill(
+        self, ids: list[int], start: int, cancelled: Callable[[], bool] = never
+    ) -> Float[np.ndarray, " V"] | None:
+        """Run the prompt piece by piece; None where it was cancelled between two of them."""
+        logits = None
+        self._cached = ids[:start]  # an interrupted piece leaves nothing that counts
+        for first, last, _ in pieces(start, len(ids) - start):
+            if cancelled():
+                return None
+            new = np.asarray(ids[first:last], np.int32)
+            if self._whole is not None:
+                logits = self._whole.prefill(new, first)
+            else:
+                assert self._hybrid is not None
+                logits = self._hybrid.prefill_logits(new, first)
+            self._cached = ids[:last]
         return logits
 
     def _step(
         self, token: int, position: int, stats: Statistics, recorder: TraceRecorder | None
-    ) -> Float[np.ndarray, " V"]:
+    ) -> tuple[Float[np.ndarray, " V"], StepCounts | None]:
+        counts = None
         if self._whole is not None:
             logits = self._whole.step(token, position)
         else:
@@ -337,7 +375,7 @@ class Engine:
                 recorder.add_step(counts.active, token)
         stats.decode_steps += 1
         self._cached = [*self._cached[:position], token]
-        return logits
+        return logits, counts
 
     def _finish(self, stats: Statistics, trace: str | Path | None, recorder: TraceRecorder | None) -> None:
         if self._hybrid is not None:

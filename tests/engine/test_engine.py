@@ -265,7 +265,7 @@ def test_reuse_gives_the_same_text_and_runs_less(engine: Engine, greedy_ids: lis
     engine.generate(PROMPT, GREEDY)
     seen = []
     prefill = engine._prefill
-    engine._prefill = lambda ids, start: (seen.append(start), prefill(ids, start))[1]  # type: ignore[method-assign]
+    engine._prefill = lambda ids, start, *rest: (seen.append(start), prefill(ids, start, *rest))[1]  # type: ignore[method-assign]
     try:
         for n in (len(longer), 9, len(longer), 3, 5):
             assert engine.generate(longer[:n], GREEDY, reuse=True).token_ids == fresh[n]
