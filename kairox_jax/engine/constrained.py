@@ -65,6 +65,10 @@ class JsonConstraint:
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
 
+    def copy(self) -> JsonConstraint:
+        """Return a state of its own at the same place of the text."""
+        return JsonConstraint(self._matcher.deep_copy(), self._vocab_size)
+
     def allowed(self) -> Bool[np.ndarray, " V"]:
         """Return which tokens may come next.
 

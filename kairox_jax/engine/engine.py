@@ -231,7 +231,7 @@ class Engine:
             f"rest on the host ({self.threads} threads) | policy {self.policy_name}"
         )
 
-    def _placement(self) -> dict[str, Any]:
+    def placement(self) -> dict[str, Any]:
         """Return what runs where, for the statistics."""
         if self._hybrid is None:
             return {"dense_part": "device", "neurons": "device"}
@@ -329,7 +329,7 @@ class Engine:
             mode=self.mode,
             policy=self.policy_name,
             budget=self.plan.to_json(),
-            placement=self._placement(),
+            placement=self.placement(),
             prompt_tokens=len(ids),
         )
 

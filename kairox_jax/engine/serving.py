@@ -272,7 +272,7 @@ class Worker:
         """Take no more requests, end those that are there, and close the engine.
 
         Args:
-            finish: let requests come to their end within ``grace_s``; otherwise, and after it, they get ``Interrupted``.
+            finish: let requests end by themselves within ``grace_s``; after it, or otherwise, they get ``Interrupted``.
             grace_s: how long that may take.
             patience_s: how long to wait for the thread after that; loading cannot be interrupted.
 
