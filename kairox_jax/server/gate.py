@@ -65,6 +65,13 @@ class Gate:
             await self._app(scope, await self._read_body(scope, receive), send_on)
         except ApiError as error:
             await error.response()(scope, receive, send_on)
+        except Exception as error:
+            logger.exception("%s %s failed", scope["method"], scope["path"][:200])
+            if status:  # the answer has begun: cutting it off is all that is left
+                raise
+            await ApiError(500, f"internal error: {type(error).__name__}; see the server's log").response()(
+                scope, receive, send_on
+            )
         finally:
             route = getattr(scope.get("route"), "path", "(none)")
             self._meter.requests.labels(route, status).inc()
