@@ -42,13 +42,23 @@ TEMPLATE = (
 )
 
 
+def vocabulary() -> dict[str, int]:
+    """Return the id of each token by its byte-level name."""
+    words = [DEFAULT, " face", " bye"] + [word for script, _ in SCRIPTS.values() for word in script]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*SPECIAL, *alphabet, *(_byte_level(word) for word in words)]
+    return {name: i for i, name in enumerate(dict.fromkeys(names))}
+
+
+def token_id(text: str) -> int:
+    """Return the id of a token by its text."""
+    return vocabulary()[_byte_level(text)]
+
+
 def build(folder: Path, *, template: str | None = TEMPLATE, context: int = 4096) -> Path:
     """Write the checkpoint and return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    words = [DEFAULT, " face", " bye"] + [w for script, _ in SCRIPTS.values() for w in script]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*SPECIAL, *alphabet, *dict.fromkeys(_byte_level(word) for word in words)]
-    vocab = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    vocab = vocabulary()
     _write_tokenizer(folder, vocab, template)
     save_file(_weights(vocab), folder / "model.safetensors")
     (folder / "config.json").write_text(
