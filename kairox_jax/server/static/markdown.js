@@ -57,7 +57,7 @@ function list(name, marker, all, at) {
       inline(made.lastChild, line.trim());
     }
   }
-  if (name === 'ol') made.start = parseInt(all[at], 10) || 1;
+  if (name === 'ol' && parseInt(all[at], 10) !== 1) made.start = parseInt(all[at], 10);
   return [made, end];
 }
 
