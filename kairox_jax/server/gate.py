@@ -16,6 +16,7 @@ from kairox_jax.server.settings import ServerSettings
 logger = logging.getLogger("kairox")
 
 OPEN_PATHS = ("/", "/health", "/favicon.ico")  # and /static/: the page asks for the key itself
+ROUTINE_PATHS = ("/live", "/health", "/metrics", "/static/")  # asked every second: not worth a line
 HEADERS = {
     "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -75,7 +76,9 @@ class Gate:
         finally:
             route = getattr(scope.get("route"), "path", "(none)")
             self._meter.requests.labels(route, status).inc()
-            logger.info("%s %s %d %.0f ms", scope["method"], route, status, (perf_counter() - begin) * 1e3)
+            ms = (perf_counter() - begin) * 1e3
+            level = logging.DEBUG if scope["path"].startswith(ROUTINE_PATHS) else logging.INFO
+            logger.log(level, "%s %s %d %.0f ms", scope["method"], route, status, ms)
 
     def _check_host(self, scope: Scope) -> None:
         names = self._settings.host_names

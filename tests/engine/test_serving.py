@@ -21,6 +21,7 @@ from kairox_jax.engine import (
     TimedOut,
     Worker,
 )
+from kairox_jax.engine import prefill as prefill_module
 
 LONG = GenerationConfig(max_tokens=200, temperature=0, ignore_eos=True)
 

@@ -4,13 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra 'server' is not installed")
-pytest.importorskip("uvicorn", reason="the extra 'server' is not installed")
-pytest.importorskip("prometheus_client", reason="the extra 'server' is not installed")
-
-from scripted_model import build  # noqa: E402
-from server_process import Server, started  # noqa: E402
+from scripted_model import build
+from server_process import Server, started
 
 FLAGS = (
     "--gpu-cache-neurons",

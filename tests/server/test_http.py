@@ -5,6 +5,8 @@ import random
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -199,11 +201,6 @@ def test_malformed_bodies_never_break_the_server(server: Server):
 
 
 def test_the_servers_own_document_holds(server: Server):
-    schemathesis = pytest.importorskip("schemathesis", reason="the package schemathesis is not installed")
-    del schemathesis
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--seed", "1"]
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     command += ["--checks", f"{checks},negative_data_rejection,unsupported_method", "--max-examples", "8"]

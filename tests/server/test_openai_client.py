@@ -8,17 +8,17 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 from scripted_model import DEFAULT, EMOJI, LETTERS, token_id
 from server_process import Server
 
-openai = pytest.importorskip("openai", reason="the package openai is not installed")
 HELLO = [{"role": "user", "content": "hi"}]
 NODE_CLIENT = Path(os.environ.get("KAIROX_NODE_MODULES", "node_modules")) / "openai/package.json"
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator["openai.OpenAI"]:
+def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60) as made:
         yield made
 
@@ -185,7 +185,6 @@ def test_ignore_eos(client):
     "schema", [None, {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}]
 )
 def test_json_answers(client, schema):
-    pytest.importorskip("llguidance", reason="the package llguidance is not installed")
     form = {"type": "json_object"}
     if schema is not None:
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
@@ -212,7 +211,7 @@ def test_errors(client):
     assert error.value.code == "model_not_found" and error.value.param == "model"
 
 
-async def _chat(client: "openai.AsyncOpenAI") -> str:
+async def _chat(client: openai.AsyncOpenAI) -> str:
     stream = await client.chat.completions.create(
         model="scripted", messages=HELLO, temperature=0, stream=True
     )

@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from playwright.sync_api import sync_playwright
 from server_process import Server, started
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None and os.environ.get("KAIROX_REQUIRE_CHROMIUM") != "1":
     pytest.skip("there is no Chromium: apt-get install chromium", allow_module_level=True)
@@ -21,7 +21,7 @@ WIDTHS = {"wide": (1280, 800), "narrow": (390, 844)}
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as api:
+    with sync_playwright() as api:
         browser = api.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()

@@ -65,7 +65,8 @@ function numbers(live) {
 function note() {
   const all = residency.bins.flat();
   if (!all.length) return;
-  const text = `${residency.bins.length} layers, top to bottom · ${Math.round(mean(all))} % of the neurons resident`;
+  const neurons = Math.round(residency.neurons_per_bin * residency.bins[0].length);
+  const text = `${residency.bins.length} layers × ${neurons} neurons · ${Math.round(mean(all))} % resident`;
   find('heat-note').textContent = text;
 }
 
