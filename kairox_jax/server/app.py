@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -42,6 +42,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         500: "An error of the server",
         503: "The model is still loading, or the server is shutting down",
     }.items()
+}
+
+# Of what is generated; ``stream`` decides.
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer", "content": {"application/json": {}, "text/event-stream": {}}}
 }
 
 
@@ -106,13 +111,25 @@ def make_app(service: Service) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type"],
         )
+    document = app.openapi
+    app.openapi = lambda: _without_422(document())  # type: ignore[method-assign]
     return app
+
+
+def _without_422(document: dict[str, Any]) -> dict[str, Any]:
+    """Take FastAPI's own answer to wrong bodies out of the document: here it is 400, with another body."""
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
+    return document
 
 
 def _add_openai(app: FastAPI, service: Service) -> None:
     settings = service.settings
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=ANSWERS)
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         """Continue a conversation."""
         job = await asyncio.to_thread(service.jobs().chat, body)
@@ -123,7 +140,7 @@ def _add_openai(app: FastAPI, service: Service) -> None:
         )
         return await service.carry_out(request, body, job, answer)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=ANSWERS)
     async def completions(request: Request, body: TextBody) -> Response:
         """Continue texts."""
         job = await asyncio.to_thread(service.jobs().text, body)
@@ -186,7 +203,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         """Tell the actual placement and settings."""
         return props(service.settings, worker.engine)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Report Prometheus metrics."""
         return Response(generate_latest(meter.registry), media_type=CONTENT_TYPE_LATEST)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,12 +12,16 @@ from starlette.exceptions import HTTPException
 
 from kairox_jax.engine import NotReady, QueueFull, ServingError, TimedOut
 
-logger = logging.getLogger("kairox")
-
 TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error"}
 TEXTS = {404: "there is no {method} {path} here", 405: "{path} does not take {method}"}
 # Names of union branches in the location of a pydantic error, as in ("body", "prompt", "list[str]", 0).
 _BRANCHES = ("str", "int", "float", "bool", "list[", "dict[", "function-", "constrained-", "nullable")
+# Of fields with several forms, where pydantic reports each form's own error.
+_FORMS = {
+    "prompt": "expected a text, a list of texts, a list of token ids, or a list of such lists, none of them empty",
+    "stop": "expected a text or a list of at most 16 texts, none of them empty",
+    "content": 'expected a text, or a list of {"type": "text", "text": ...}; only text is supported',
+}
 
 
 class ErrorDetail(BaseModel):
@@ -98,6 +101,9 @@ def from_validation(errors: Any) -> ApiError:
         return ApiError(
             400, f"the body must be a JSON object with Content-Type application/json: {error['msg']}"
         )
+    form = next((_FORMS[part] for part in where if part in _FORMS), None)
+    if form is not None and error["type"] != "string_unicode":
+        return ApiError(400, f"{path}: {form}", param=path, code="invalid_value")
     return ApiError(400, f"{path}: {error['msg']}", param=path, code="invalid_value")
 
 
@@ -126,8 +132,3 @@ def add_error_handlers(app: FastAPI) -> None:
         answer = ApiError(error.status_code, message).response()
         answer.headers.update(error.headers or {})
         return answer
-
-    @app.exception_handler(Exception)
-    async def internal_error(request: Request, error: Exception) -> JSONResponse:
-        logger.error("%s %s failed: %s", request.method, request.url.path, type(error).__name__)
-        return ApiError(500, f"internal error: {type(error).__name__}; the server's log has more").response()

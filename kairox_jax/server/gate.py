@@ -16,6 +16,7 @@ from kairox_jax.server.settings import ServerSettings
 logger = logging.getLogger("kairox")
 
 OPEN_PATHS = ("/", "/health", "/favicon.ico")  # and /static/: the page asks for the key itself
+ROUTINE_PATHS = ("/live", "/health", "/metrics", "/static/")  # asked every second: not worth a line
 HEADERS = {
     "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -65,10 +66,19 @@ class Gate:
             await self._app(scope, await self._read_body(scope, receive), send_on)
         except ApiError as error:
             await error.response()(scope, receive, send_on)
+        except Exception as error:
+            logger.exception("%s %s failed", scope["method"], scope["path"][:200])
+            if status:  # the answer has begun: cutting it off is all that is left
+                raise
+            await ApiError(500, f"internal error: {type(error).__name__}; see the server's log").response()(
+                scope, receive, send_on
+            )
         finally:
             route = getattr(scope.get("route"), "path", "(none)")
             self._meter.requests.labels(route, status).inc()
-            logger.info("%s %s %d %.0f ms", scope["method"], route, status, (perf_counter() - begin) * 1e3)
+            ms = (perf_counter() - begin) * 1e3
+            level = logging.DEBUG if scope["path"].startswith(ROUTINE_PATHS) else logging.INFO
+            logger.log(level, "%s %s %d %.0f ms", scope["method"], route, status, ms)
 
     def _check_host(self, scope: Scope) -> None:
         names = self._settings.host_names

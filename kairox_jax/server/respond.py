@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from fastapi import Request
@@ -89,7 +89,7 @@ async def _events(job: Job, tickets: list[Ticket], answer: Answer, include_usage
         await chunks.aclose()
 
 
-async def _merged(tickets: list[Ticket]) -> AsyncIterator[tuple[int, Chunk]]:
+async def _merged(tickets: list[Ticket]) -> AsyncGenerator[tuple[int, Chunk]]:
     """Yield the chunks of all tickets as they come, each with its ticket's index."""
     arrived: asyncio.Queue[tuple[int, Chunk | ServingError]] = asyncio.Queue()
 
