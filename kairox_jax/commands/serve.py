@@ -47,7 +47,7 @@ FLAGS = {
             metavar="N",
             convert=positive_number,
             default=1,
-            help="sequences at once; /props says how many the engine really steps together",
+            help="sequences that share each step, 1 to 8; each has a cache of the whole context",
         ),
         Flag(
             dest="max_waiting",
@@ -172,7 +172,6 @@ def run(args: argparse.Namespace, engine_api: Any | None = None) -> int:
         allow_hosts=args.allow_host,
         max_body_bytes=args.max_body,
         max_waiting=args.max_waiting,
-        parallel=args.parallel,
         timeout_s=args.timeout,
         grace_s=args.grace,
         log_prompts=args.log_prompts,
@@ -181,7 +180,7 @@ def run(args: argparse.Namespace, engine_api: Any | None = None) -> int:
         ),
         seed=args.seed,
     )
-    server.serve(settings, lambda: start_engine(args, engine_api))
+    server.serve(settings, lambda: start_engine(args, engine_api, parallel=args.parallel))
     return 0
 
 

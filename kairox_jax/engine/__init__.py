@@ -2,6 +2,7 @@
 
 from kairox_jax.engine.constrained import JsonGrammars
 from kairox_jax.engine.engine import Engine, plan_only
+from kairox_jax.engine.hybrid import StepCounts
 from kairox_jax.engine.results import Chunk, GenerationResult, TokenLogprob
 from kairox_jax.engine.serving import (
     Cancelled,
@@ -30,6 +31,7 @@ __all__ = [
     "Request",
     "ServingError",
     "Statistics",
+    "StepCounts",
     "Ticket",
     "TimedOut",
     "TokenLogprob",

@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 from jaxtyping import Float, Int
 
+from kairox_jax.engine import prefill
 from kairox_jax.engine.hybrid import StepCounts
-from kairox_jax.engine.prefill import CHUNKS
 from kairox_jax.engine.results import Chunk, GenerationResult
 from kairox_jax.engine.rows import CacheRows
 from kairox_jax.engine.sequence import Sequence
@@ -132,7 +132,7 @@ class Batch:
 
     def _run_piece(self, running: Running) -> Iterator[Event]:
         prompt, first = running.sequence.prompt_ids, running.position
-        last = min(first + CHUNKS[-1], len(prompt))
+        last = min(first + prefill.CHUNKS[-1], len(prompt))
         begin = perf_counter()
         self.rows.forget(running.row, first)  # an interrupted piece leaves nothing that counts
         logits = self._guarded(

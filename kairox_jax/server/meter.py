@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from kairox_jax.engine import Chunk, Engine, Ticket, Worker
+from kairox_jax.engine import Chunk, Engine, StepCounts, Ticket, Worker
 
 KEPT_STEPS = 600
 MAX_BINS = 96
@@ -30,6 +30,7 @@ class Meter:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._lock = Lock()
+        self._last_step: StepCounts | None = None
         self._steps: deque[tuple[float, ...]] = deque(maxlen=KEPT_STEPS)
         self._token_times: deque[float] = deque(maxlen=4096)
         self._seq = 0
@@ -128,8 +129,9 @@ class Meter:
         step = chunk.step
         with self._lock:
             self._token_times.append(now)
-            if step is None:
+            if step is None or step is self._last_step:  # several sequences share a step
                 return
+            self._last_step = step
             self._seq += 1
             hits, residual = int(step.hits.sum()), int(step.residual.sum())
             self._hits, self._residual = self._hits + hits, self._residual + residual

@@ -8,8 +8,6 @@ from typing import Any
 from kairox_jax.engine import Engine
 from kairox_jax.server.settings import ServerSettings
 
-ONE_AT_A_TIME = "the engine runs one sequence at a time: requests wait for their turn"
-
 
 def model_record(settings: ServerSettings, created: int) -> dict[str, Any]:
     """Return the model as an entry of /v1/models."""
@@ -35,7 +33,7 @@ def props(settings: ServerSettings, engine: Engine) -> dict[str, Any]:
         "description": engine.describe(),
         "placement": engine.placement(),
         "budget": engine.plan.to_json(),
-        "parallel": {"asked": settings.parallel, "used": 1, "note": ONE_AT_A_TIME},
+        "parallel": engine.parallel,
         "defaults": {
             "temperature": defaults.temperature,
             "top_k": defaults.top_k,

@@ -25,8 +25,6 @@ class ServerSettings:
         allow_hosts: names under which the server may be called where it listens on this machine only.
         max_body_bytes: the largest request.
         max_waiting: the most requests in the queue.
-        parallel: sequences at once that were asked for; they share the engine one after another until it can
-            step several.
         timeout_s: the longest that a request may take, waiting included; 0 for no limit.
         grace_s: how long running requests may go on at shutdown.
         log_prompts: write prompts and answers to the log.
@@ -42,7 +40,6 @@ class ServerSettings:
     allow_hosts: tuple[str, ...] = ()
     max_body_bytes: int = 4 * 2**20
     max_waiting: int = 64
-    parallel: int = 1
     timeout_s: float = 600.0
     grace_s: float = 10.0
     log_prompts: bool = False
@@ -60,7 +57,7 @@ class ServerSettings:
                 raise ValueError(
                     f"--cors-origin {origin!r}: expected an origin such as https://example.org, or *"
                 )
-        for name in ("max_waiting", "parallel", "max_body_bytes"):
+        for name in ("max_waiting", "max_body_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be 1 or more")
         for name in ("timeout_s", "grace_s"):

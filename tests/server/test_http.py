@@ -72,7 +72,7 @@ def test_tokens_there_and_back(server: Server):
 
 def test_what_the_server_tells(server: Server):
     _, props = server.json("GET", "/props")
-    assert props["placement"]["slots_per_layer"] == [64, 64] and props["parallel"]["used"] == 1
+    assert props["placement"]["slots_per_layer"] == [64, 64] and props["parallel"] == 1
     assert props["defaults"]["temperature"] == 1 and props["context_length"] == 4096
     assert (
         server.json("POST", "/v1/completions", {"prompt": "L", "temperature": 0, "max_tokens": 50})[0] == 200

@@ -24,7 +24,6 @@ from kairox_jax.server import ServerSettings
         ("cors_origins", ("example.org",), "--cors-origin 'example.org'"),
         ("cors_origins", ("https://example.org/x",), "--cors-origin"),
         ("max_waiting", 0, "max_waiting 0"),
-        ("parallel", 0, "parallel 0"),
         ("max_body_bytes", 0, "max_body_bytes 0"),
         ("timeout_s", math.nan, "timeout_s nan"),
         ("grace_s", -1, "grace_s -1"),
@@ -73,7 +72,7 @@ def test_flags_and_variables_make_settings(monkeypatch: pytest.MonkeyPatch):
     assert main(words.split(), engine_api=SimpleNamespace(Engine=engine)) == 0
     (settings,) = seen
     assert (settings.model_name, settings.port, settings.api_key) == ("model", 8081, "sesame")
-    assert (settings.max_waiting, settings.parallel, settings.seed) == (3, 4, 9)
+    assert (settings.max_waiting, settings.seed) == (3, 9)
     assert settings.defaults.top_k == 7 and settings.cors_origins == ("https://a.example",)
     ((model, given),) = opened
     placement = given["placement"]
