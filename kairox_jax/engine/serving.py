@@ -310,6 +310,10 @@ class Worker:
                     self._active.remove(ticket)
         finally:
             engine.close()
+            with self._changed:  # nobody waits for ever, whatever ended the loop
+                self._closing = True
+                for ticket in (*self._active, *self._waiting):
+                    ticket.put(Interrupted("the server has stopped"))
 
     def _next(self) -> Ticket | None:
         """Wait for a request and make it active; None once the worker is closing and none is left."""
