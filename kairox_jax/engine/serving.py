@@ -312,6 +312,10 @@ class Worker:
                 self._advance(engine)
         finally:
             engine.close()
+            with self._changed:  # nobody waits for ever, whatever ended the loop
+                self._closing = True
+                for ticket in (*self._active, *self._waiting):
+                    ticket.put(Interrupted("the server has stopped"))
 
     def _admit(self, engine: Engine) -> bool:
         """Take in what has room, waiting while there is nothing to do; False once the worker is closing and idle."""

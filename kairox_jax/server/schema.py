@@ -15,11 +15,16 @@ _ABSENT = frozenset(
 )
 MAX_SEED = 2**63 - 1
 MAX_N = 128
+MAX_STOP_CHARS = 1024  # each token looks through them
+MAX_BIASED = 1024
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenIds = Annotated[list[int], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1)]
-StopTexts = Annotated[list[Text], Field(max_length=16)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+StopTexts = Annotated[list[StopText], Field(max_length=16)]
+BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
 
 
 class Body(BaseModel):
@@ -72,20 +77,14 @@ class Sampling(Body):
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    stop: Text | StopTexts | None = None
+    stop: StopText | StopTexts | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: Annotated[Number, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
-    logit_bias: (
-        dict[
-            Annotated[str, Field(pattern=r"^[0-9]{1,9}$")],
-            Annotated[Number, Field(ge=-MAX_BIAS, le=MAX_BIAS)],
-        ]
-        | None
-    ) = None
+    logit_bias: Annotated[dict[BiasKey, Bias], Field(max_length=MAX_BIASED)] | None = None
     ignore_eos: bool | None = None
     response_format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None = None
     user: str | None = Field(

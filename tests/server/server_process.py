@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -70,6 +71,18 @@ class Server:
         lines = data.decode().split("\n\n")
         assert lines.pop() == "" and all(line.startswith("data: ") for line in lines)
         return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
+
+    def leave(self, path: str, body: bytes, after_bytes: int, wait_s: float = 0.0, head: str = "") -> None:
+        """Send a request, read some of the answer, wait, and close the connection."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
+            head += (
+                f"Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            connection.sendall(f"POST {path} HTTP/1.1\r\n{head}".encode() + body)
+            got = b""
+            while len(got) < after_bytes:
+                got += connection.recv(4096)
+            time.sleep(wait_s)
 
     def wait_ready(self) -> None:
         """Wait until the model is loaded."""

@@ -1,8 +1,6 @@
 """What broke in other servers, over HTTP: streams, stops, limits, seeds, clients that go away."""
 
 import json
-import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,21 +115,10 @@ def test_eight_equal_requests_at_once(server: Server):
     assert len({answer["choices"][0]["text"] for _, answer in answers}) == 1
 
 
-def leave(server: Server, path: str, body: bytes, after_bytes: int, wait_s: float = 0.0) -> None:
-    """Send a request, read some of the answer, wait, and close the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        got = b""
-        while len(got) < after_bytes:
-            got += connection.recv(4096)
-        time.sleep(wait_s)
-
-
 @pytest.mark.parametrize("stream", ["true", "false"])
 def test_a_client_that_leaves_during_decode_frees_the_engine(server: Server, stream: str):
     body = b'{"prompt": "L", "temperature": 0, "max_tokens": 4000, "stream": %s}' % stream.encode()
-    leave(server, "/v1/completions", body, 500 if stream == "true" else 0, wait_s=0.3)
+    server.leave("/v1/completions", body, 500 if stream == "true" else 0, wait_s=0.3)
     begin = time.monotonic()
     server.idle()
     assert server.json("POST", "/v1/completions", {"prompt": "A", **GREEDY})[0] == 200
@@ -149,29 +136,7 @@ def test_a_client_that_leaves_during_prefill_frees_the_engine(server: Server):
     server.events("/v1/completions", body("b"))
     whole_s = time.monotonic() - begin
     begin = time.monotonic()
-    leave(server, "/v1/completions", json.dumps(body("c")).encode(), 0, wait_s=whole_s / 8)
+    server.leave("/v1/completions", json.dumps(body("c")).encode(), 0, wait_s=whole_s / 8)
     server.idle()
     assert time.monotonic() - begin < 0.7 * whole_s
     assert server.json("POST", "/v1/completions", {"prompt": "A", **GREEDY})[0] == 200
-
-
-def test_a_waiting_client_that_leaves_gives_its_place_free(scripted_model: Path, tmp_path: Path):
-    long = {"prompt": "L", "temperature": 0, "max_tokens": 3000}
-    flags = ("--gpu-cache-neurons", "8", "--max-waiting", "1", "-c", "4096")
-    with started(scripted_model, tmp_path / "log", *flags) as server:
-        first = threading.Thread(target=server.json, args=("POST", "/v1/completions", long))
-        first.start()
-        while not server.json("GET", "/live")[1]["active"]:
-            time.sleep(0.01)
-        waiting = threading.Thread(
-            target=leave, args=(server, "/v1/completions", b'{"prompt": "A", "stream": true}', 0, 0.3)
-        )
-        waiting.start()
-        while not server.json("GET", "/live")[1]["waiting"]:
-            time.sleep(0.01)
-        status, answer = server.json("POST", "/v1/completions", {"prompt": "A"})
-        assert status == 429 and answer["error"]["code"] == "queue_full"
-        waiting.join()
-        time.sleep(0.1)
-        assert server.json("POST", "/v1/completions", {"prompt": "A", **GREEDY})[0] == 200
-        first.join()

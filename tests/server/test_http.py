@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -118,32 +119,77 @@ def test_prompts_stay_out_of_the_log(server: Server):
     assert "secret" not in server.log.read_text()
 
 
-def test_key_cors_and_log(scripted_model: Path, tmp_path: Path):
+RIGHT = {"Authorization": "Bearer sesame"}
+
+
+@pytest.fixture(scope="module")
+def strict(scripted_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a key, one place in its queue and little patience."""
     flags = (
         "--gpu-cache-neurons",
         "8",
-        "--cors-origin",
-        "https://a.example",
-        "--log-prompts",
+        "-c",
+        "4096",
         "--timeout",
-        "0.5",
+        "2",
+        "--max-waiting",
+        "1",
+        "--log-prompts",
     )
-    with started(scripted_model, tmp_path / "log", *flags, "-c", "4096", KAIROX_API_KEY="sesame") as server:
-        right = {"Authorization": "Bearer sesame"}
-        for path in ("/v1/models", "/props", "/metrics", "/live", "/openapi.json"):
-            for wrong in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Basic sesame"}):
-                check_error(*server.json("GET", path, headers=wrong), 401)
-            assert server.request("GET", path, headers=right)[0] == 200
-        assert server.request("GET", "/")[0] == server.request("GET", "/health")[0] == 200
-        asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
-        _, headers, _ = server.request("OPTIONS", "/v1/completions", headers=asked)
-        assert headers["access-control-allow-origin"] == "https://a.example"
-        _, headers, _ = server.request("GET", "/health", headers={"Origin": "https://b.example"})
-        assert "access-control-allow-origin" not in headers
-        begin = time.monotonic()
-        check_error(*server.json("POST", "/v1/completions", LONG, headers=right), 408)
-        assert time.monotonic() - begin < 3
-        assert '"prompt": "L"' in server.log.read_text() and "sesame" not in server.log.read_text()
+    log = tmp_path_factory.mktemp("strict") / "log"
+    origin = ("--cors-origin", "https://a.example")
+    with started(scripted_model, log, *flags, *origin, KAIROX_API_KEY="sesame") as running:
+        yield running
+
+
+def test_the_key_is_asked_for(strict: Server):
+    for path in ("/v1/models", "/props", "/metrics", "/live", "/openapi.json"):
+        for wrong in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Basic sesame"}):
+            check_error(*strict.json("GET", path, headers=wrong), 401)
+        assert strict.request("GET", path, headers=RIGHT)[0] == 200
+    assert strict.request("GET", "/")[0] == strict.request("GET", "/health")[0] == 200
+
+
+def test_only_listed_origins_may_call(strict: Server):
+    asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    _, headers, _ = strict.request("OPTIONS", "/v1/completions", headers=asked)
+    assert headers["access-control-allow-origin"] == "https://a.example"
+    _, headers, _ = strict.request("GET", "/health", headers={"Origin": "https://b.example"})
+    assert "access-control-allow-origin" not in headers
+
+
+def test_a_request_that_takes_too_long_ends(strict: Server):
+    begin = time.monotonic()
+    check_error(*strict.json("POST", "/v1/completions", LONG, headers=RIGHT), 408)
+    assert 2 <= time.monotonic() - begin < 10
+    assert '"prompt": "L"' in strict.log.read_text() and "sesame" not in strict.log.read_text()
+
+
+def test_a_full_queue_and_a_waiting_client_that_leaves(strict: Server):
+    def live(name: str) -> int:
+        return strict.json("GET", "/live", headers=RIGHT)[1][name]
+
+    first = threading.Thread(
+        target=strict.json, args=("POST", "/v1/completions", LONG), kwargs={"headers": RIGHT}
+    )
+    first.start()
+    while not live("active"):
+        time.sleep(0.01)
+    head = "Authorization: Bearer sesame\r\n"
+    waiting = threading.Thread(
+        target=strict.leave, args=("/v1/completions", b'{"prompt": "A", "stream": true}', 0, 0.4, head)
+    )
+    waiting.start()
+    while not live("waiting"):
+        time.sleep(0.01)
+    status, answer = strict.json("POST", "/v1/completions", {"prompt": "A"}, headers=RIGHT)
+    check_error(status, answer, 429)
+    assert answer["error"]["code"] == "queue_full"
+    waiting.join()
+    time.sleep(0.1)
+    body = {"prompt": "A", "temperature": 0, "max_tokens": 2}
+    assert strict.json("POST", "/v1/completions", body, headers=RIGHT)[0] == 200  # its place is free
+    first.join()
 
 
 def mutated(rng: random.Random) -> bytes:

@@ -14,7 +14,7 @@ from scripted_model import DEFAULT, EMOJI, LETTERS, token_id
 from server_process import Server
 
 HELLO = [{"role": "user", "content": "hi"}]
-NODE_CLIENT = Path(os.environ.get("KAIROX_NODE_MODULES", "node_modules")) / "openai/package.json"
+NODE_CLIENT = Path(os.environ.get("NODE_PATH", "node_modules")) / "openai/package.json"
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +246,7 @@ console.log(JSON.stringify([whole.choices[0].message.content, text, refused]));
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 @pytest.mark.skipif(
     not NODE_CLIENT.is_file(),
-    reason="the npm package openai is not in node_modules (or in KAIROX_NODE_MODULES)",
+    reason="the npm package openai is not in node_modules (or in NODE_PATH)",
 )
 def test_the_client_of_npm(server, tmp_path):
     (tmp_path / "node_modules").symlink_to(NODE_CLIENT.parents[1].resolve())
