@@ -15,7 +15,7 @@ from jaxtyping import Float
 ACTIVATIONS = ("silu", "relu", "relu2", "fatrelu", "drelu")
 NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rotary", "learned")
-ROPE_SCALINGS = ("linear", "llama3")
+ROPE_SCALINGS = ("linear", "llama3", "factors")
 MODES = ("dense", "exact")
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -55,10 +55,12 @@ class RopeScaling:
     Attributes:
         kind: ``linear`` divides every frequency by ``factor``; ``llama3`` divides those whose wavelength is
             longer than ``original_context / low_freq_factor``, keeps those shorter than
-            ``original_context / high_freq_factor``, and blends between the two.
+            ``original_context / high_freq_factor``, and blends between the two; ``factors`` divides
+            frequency i by ``factors[i]`` and by ``factor``.
         factor: how many times longer the context becomes.
         low_freq_factor, high_freq_factor: the blend's ends, for ``llama3``.
         original_context: positions that the model was first trained on, for ``llama3``.
+        factors: one divisor for each of the H / 2 frequencies, for ``factors``; empty elsewhere.
     """
 
     kind: str
@@ -66,6 +68,7 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ROPE_SCALINGS:
@@ -79,6 +82,12 @@ class RopeScaling:
             )
         if self.original_context <= 0:
             raise ValueError(f"rotary scaling: original_context {self.original_context} must be above zero")
+        if (self.kind == "factors") != bool(self.factors):
+            raise ValueError(
+                f"rotary scaling {self.kind!r} with {len(self.factors)} factors: 'factors' needs them, no other"
+            )
+        if not all(math.isfinite(factor) and factor > 0 for factor in self.factors):
+            raise ValueError("rotary scaling: every one of factors must be finite and positive")
 
     def scale(self, inv_freq: Float[np.ndarray, " half"]) -> Float[np.ndarray, " half"]:
         """Stretch rotary frequencies.
@@ -89,10 +98,19 @@ class RopeScaling:
         Returns:
             The frequencies to use, float64.
 
+        Raises:
+            ValueError: ``factors`` are more or fewer than the frequencies.
+
         Source: transformers, ``_compute_linear_scaling_rope_parameters``, ``_compute_llama3_parameters``.
         """
         if self.kind == "linear":
             return inv_freq / self.factor
+        if self.kind == "factors":
+            if len(self.factors) != len(inv_freq):
+                raise ValueError(
+                    f"rotary scaling: {len(self.factors)} factors for {len(inv_freq)} frequencies: give one each"
+                )
+            return inv_freq / np.array(self.factors) / self.factor
         # 0: long wavelength, fully stretched; 1: short wavelength, kept.
         turns = self.original_context * inv_freq / (2 * np.pi)
         keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,16 +13,29 @@ from jaxtyping import Float
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.io.errors import FormatError
+from kairox_jax.io.gguf_activation import gguf_activation
+from kairox_jax.io.gguf_config import gguf_arch, gguf_config
 from kairox_jax.io.gguf_file import GgufFile
-from kairox_jax.io.gguf_model import gguf_config, gguf_entries
+from kairox_jax.io.gguf_model import GGUF_IGNORED, gguf_entries, sparse_threshold
+from kairox_jax.io.gguf_tokenizer import gguf_tokenizer
 from kairox_jax.io.hf_config import hf_config
-from kairox_jax.io.hf_model import hf_entries
+from kairox_jax.io.hf_model import HF_IGNORED, hf_entries
 from kairox_jax.io.hf_tokenizer import adds_bos, hf_chat_template, hf_tokenizer
 from kairox_jax.io.registry import resolve_model
 from kairox_jax.io.safetensors_file import SafetensorsFolder
-from kairox_jax.io.tokenizer import Tokenizer, gguf_tokenizer
-from kairox_jax.io.weights import Entry, TensorFile, check_entries, check_packed, pack_entry, read_entry
+from kairox_jax.io.tokenizer import Tokenizer
+from kairox_jax.io.weights import (
+    Entry,
+    TensorFile,
+    check_entries,
+    check_packed,
+    check_unused,
+    pack_entry,
+    read_entry,
+)
 from kairox_jax.quant import PackedRows
+
+logger = logging.getLogger("kairox")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +48,25 @@ class Checkpoint:
     ``ffn_norm`` [D], ``w_gate``, ``w_up``, ``w_down`` [F, D] (row i of each belongs to neuron i).
     Where the config says so: ``bq`` [N*H], ``bk``, ``bv`` [K*H], ``bo`` [D], ``b_up`` [F], ``b_down`` [D],
     ``attn_norm_bias``, ``ffn_norm_bias``, ``out_norm_bias`` [D], ``pos_embed`` [P, D] (row p is position p).
+    In PowerInfer files also ``pred_fc1`` [R, D] and ``pred_fc2`` [F, R]: a neuron is forecast to be active where
+    fc2 relu(fc1 x) >= ``sparse_threshold``; x is the residual stream after attention, not normalised, and for a
+    parallel block the layer's input.
 
     Attributes:
         path: the file or folder.
         config: the model's facts.
         chat_template: Jinja2 text, or None where the checkpoint has none.
         num_bytes: bytes of all weights in the file.
+        sparse_threshold: raw score from which the predictors keep a neuron; None without predictors.
+        activation_source: what decided ``config.activation``: a key of the file, or why another one.
     """
 
     path: Path
     config: ModelConfig
     chat_template: str | None
     num_bytes: int
+    sparse_threshold: float | None = None
+    activation_source: str = "config.json"
     _file: TensorFile = field(repr=False)
     _entries: Mapping[str, Entry] = field(repr=False)
     _load_tokenizer: Callable[[], Tokenizer] = field(repr=False)
@@ -130,15 +151,21 @@ def open_checkpoint(name_or_path: str | Path, *, revision: str | None = None) ->
 
 def _open_gguf(path: Path) -> Checkpoint:
     file = GgufFile(path)
-    config = gguf_config(file)
-    entries = gguf_entries(config)
+    activation = gguf_activation(file, *gguf_arch(file))
+    config = gguf_config(file, activation)
+    entries = gguf_entries(file, config)
     check_entries(file, entries)
+    check_unused(file, entries, GGUF_IGNORED)
+    if activation.assumed:
+        logger.info("activation %s, decided by %s", activation.name, activation.source)
     template = file.fields.get("tokenizer.chat_template")
     return Checkpoint(
         path=path,
         config=config,
         chat_template=template if isinstance(template, str) else None,
         num_bytes=file.num_bytes,
+        sparse_threshold=sparse_threshold(file, entries),
+        activation_source=activation.source,
         _file=file,
         _entries=entries,
         _load_tokenizer=lambda: gguf_tokenizer(file),
@@ -158,6 +185,7 @@ def _open_folder(path: Path) -> Checkpoint:
         )
     entries = hf_entries(config, file.shapes)
     check_entries(file, entries)
+    check_unused(file, entries, HF_IGNORED)
     return Checkpoint(
         path=path,
         config=config,

@@ -99,6 +99,27 @@ def check_entries(file: TensorFile, entries: Mapping[str, Entry]) -> None:
             )
 
 
+def check_unused(file: TensorFile, entries: Mapping[str, Entry], ignored: re.Pattern[str]) -> None:
+    """Refuse a tensor that this model code would not use: leaving it out would give wrong text.
+
+    Args:
+        file: the tensors.
+        entries: those that are read.
+        ignored: matches the start of the names of tensors without effect on the result.
+
+    Raises:
+        FormatError: names the tensor.
+    """
+    used = {entry.source for entry in entries.values()}
+    for name in file.shapes:
+        if name not in used and not ignored.match(name):
+            raise FormatError(
+                file.path_of(name),
+                name,
+                "is not part of this architecture as it is known here: not supported",
+            )
+
+
 def unpack(raw: np.ndarray, fmt: str) -> Float[np.ndarray, "*rows D"]:
     """Unpack rows to float32, a fresh array; formats without kernels go through the gguf library."""
     if fmt in FORMATS:

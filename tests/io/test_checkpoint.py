@@ -131,7 +131,7 @@ def test_large_finite_weights_are_read(write_llama: Callable[..., Path], tiny_we
         ),
         ("llama.expert_count", 8, Values.UINT32, "llama.expert_count: 8 is not supported"),
         ("llama.rope.scaling.type", "yarn", Values.STRING, "'yarn' is not supported"),
-        ("llama.attention.sliding_window", 4096, Values.UINT32, "4096 is not supported"),
+        ("llama.attention.sliding_window", -1, Values.INT32, "sliding_window -1 must be above zero"),
         ("general.architecture", "mamba", Values.STRING, "'mamba' is not supported"),
         ("tokenizer.ggml.eos_token_id", 262, Values.UINT32, "262 is no id of the 262 tokens"),
     ],

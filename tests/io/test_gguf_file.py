@@ -56,7 +56,7 @@ def test_agrees_with_the_library(write_llama: Callable[..., Path]) -> None:
     [
         pytest.param(b"", "shorter than a GGUF header", id="empty"),
         pytest.param(b"GGML" + bytes(60), "magic: .*no GGUF file", id="magic"),
-        pytest.param(b"PWRI" + bytes(60), "magic: a PowerInfer file", id="powerinfer"),
+        pytest.param(b"PWRI" + struct.pack("<IQQ", 7, 0, 0), "version: 7", id="powerinfer"),
         pytest.param(b"version https://git-lfs.github.com/spec/v1\n", "Git-LFS pointer", id="lfs"),
         pytest.param(b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version: 1", id="version"),
         pytest.param(b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version: .*big-endian", id="big-endian"),

@@ -126,7 +126,7 @@ def test_pre_tokenizers(pre: str, text: str, pieces: list[str], write_llama: Cal
 @pytest.mark.parametrize(
     ("key", "value", "kind", "message"),
     [
-        ("tokenizer.ggml.model", "llama", Values.STRING, "'llama' is not supported.*safetensors"),
+        ("tokenizer.ggml.model", "t5", Values.STRING, "'t5' is not supported.*safetensors"),
         ("tokenizer.ggml.pre", "tekken", Values.STRING, "'tekken' is not supported; expected one of gpt-2"),
         ("tokenizer.ggml.merges", ["h x"], Values.ARRAY, "does not join two tokens"),
         ("tokenizer.ggml.merges", ["he"], Values.ARRAY, "does not join two tokens"),
