@@ -18,6 +18,7 @@ import numpy as np
 from kairox_jax.io.errors import FormatError
 from kairox_jax.io.json_file import LFS_POINTER, parse_json, read_json
 from kairox_jax.io.mapped import MappedFile
+from kairox_jax.io.pickles import HOW_TO_CONVERT, find_pickles
 
 _ITEM_BYTES = {
     "F64": 8,
@@ -139,12 +140,13 @@ def find_shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
     if len(files) > 1:
         raise FormatError(folder, INDEX, f"missing, but there are {len(files)} shards: fetch it")
     if not files:
-        torch = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-        problem = (
-            "only PyTorch pickles (.bin), which can run code when read: convert them with transformers, "
-            "`AutoModelForCausalLM.from_pretrained(SRC).save_pretrained(DST)`"
+        pickles = find_pickles(folder)
+        problem = f"missing; there are only {HOW_TO_CONVERT.format(source=folder)}"
+        raise FormatError(
+            folder,
+            pickles[0].name if pickles else "*.safetensors",
+            problem if pickles else "the folder holds no weights",
         )
-        raise FormatError(folder, "*.safetensors", problem if torch else "the folder holds no weights")
     return files, {}
 
 
