@@ -197,6 +197,8 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value <= 0:
                 raise ValueError(f"{name} is {value!r}: the checkpoint must give a whole number above zero")
+            if value >= 2**31:
+                raise ValueError(f"{name} is {value!r:.40}: beyond any model, the checkpoint is damaged")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}: "

@@ -34,7 +34,9 @@ _ITEM_BYTES = {
 }
 _ITEM_BYTES |= {"I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 _FORMATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-_MAX_HEADER = 100_000_000  # the safetensors library's own limit
+# Bounds on what a header may ask for, beside the library's own limit of 100 MB: parsed, its text takes several
+# times its size. A checkpoint of 405B has 1138 tensors in 191 files.
+_MAX_HEADER, _MAX_TENSORS = 16_000_000, 16384
 _MAX_DIMS = 8
 INDEX = "model.safetensors.index.json"
 
@@ -174,7 +176,10 @@ def read_header(path: Path) -> dict[str, _Tensor]:
         raise FormatError(
             path, "header", f"needs {8 + length} bytes, the file has {size}: it is cut off, fetch it again"
         )
-    header = parse_json(bytes(data[8 : 8 + length]), path)
+    text = bytes(data[8 : 8 + length])
+    if text.count(b"{") > _MAX_TENSORS or text.count(b"[") > 2 * _MAX_TENSORS:
+        raise FormatError(path, "header", f"describes more than {_MAX_TENSORS} tensors")
+    header = parse_json(text, path)
     header.pop("__metadata__", None)
     tensors = {name: _tensor(path, name, entry, mapped, 8 + length) for name, entry in header.items()}
     _check_extents(path, header, size - 8 - length)

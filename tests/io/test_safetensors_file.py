@@ -249,7 +249,7 @@ def test_fuzzed_files(tmp_path: Path) -> None:
     path, refused = tmp_path / "model.safetensors", 0
     digits = [i for i in range(8, header_end) if original[i : i + 1].isdigit()]
     tracemalloc.start()
-    for i in range(600):
+    for i in range(240):
         data = bytearray(original)
         if i % 3 == 0:
             data = data[: rng.integers(0, len(data) if i % 2 else header_end)]
@@ -270,4 +270,4 @@ def test_fuzzed_files(tmp_path: Path) -> None:
             refused += 1
         assert tracemalloc.get_traced_memory()[1] - before < 2 * len(original)
     tracemalloc.stop()
-    assert refused > 300
+    assert refused > 120
