@@ -99,11 +99,12 @@ def _llama_like(json: JsonObject, kind: str) -> dict[str, Any]:
 
 
 def _opt(json: JsonObject) -> dict[str, Any]:
-    json.refuse("do_layer_norm_before", True)
+    json.refuse("do_layer_norm_before", True, reason="norms after each part (OPT-350m) are not computed")
     json.refuse("_remove_final_layer_norm", False)
     json.refuse("layer_norm_elementwise_affine", True)
     num_heads, d_model = json.whole("num_attention_heads"), json.whole("hidden_size")
-    json.refuse("word_embed_proj_dim", d_model)
+    reason = f"embeddings of another width than hidden_size {d_model} (OPT-350m) are not computed"
+    json.refuse("word_embed_proj_dim", d_model, reason=reason)
     activation, threshold = _activation(json, "opt")
     bias = json.flag("enable_bias", True)
     return {
@@ -130,7 +131,8 @@ def _opt(json: JsonObject) -> dict[str, Any]:
 
 
 def _falcon(json: JsonObject, kind: str) -> dict[str, Any]:
-    json.refuse("alibi", False)
+    json.refuse("alibi", False, reason="attention biases by distance (Falcon-RW) are not computed")
+    json.refuse("apply_residual_connection_post_layernorm", False)
     num_heads = json.whole("num_attention_heads", "n_head")
     d_model = json.whole("hidden_size", "n_embed")
     new = falcon_is_new(json.values)
@@ -192,9 +194,15 @@ def _activation(json: JsonObject, kind: str) -> tuple[str, float]:
     )
     default = {"opt": "relu", "falcon": "gelu", "bamboo": "relu"}.get(kind, "silu")
     name = json.get(*keys, default=default)
+    given = {str(json.get(key)).lower() for key in keys if json.get(key) is not None}
+    if len(given) > 1:
+        raise json.error(
+            keys[0], f"{name!r} disagrees with {keys[1]} {json.get(keys[1])!r}: keep one of them"
+        )
     if not isinstance(name, str) or name.lower() not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
-        raise json.error(keys[0], f"{name!r} is not supported; expected one of {known}")
+        source = "" if given else f", which is what a {kind} without this key computes,"
+        raise json.error(keys[0], f"{name!r:.80}{source} is not supported; expected one of {known}")
     activation = _ACTIVATIONS[name.lower()]
     if activation == "fatrelu":
         if json.get("hidden_act_param") is None:
@@ -208,43 +216,60 @@ def _activation(json: JsonObject, kind: str) -> tuple[str, float]:
 
 def _rope(json: JsonObject) -> tuple[float, RopeScaling | None]:
     """Return the base and the scaling of the rotary frequencies, from old or new keys."""
-    key = "rope_parameters" if json.get("rope_parameters") is not None else "rope_scaling"
+    keys = [key for key in ("rope_parameters", "rope_scaling") if json.get(key) is not None]
+    read = [_rope_of(json, key) for key in keys or ["rope_parameters"]]
+    if len(read) == 2 and read[0] != read[1]:
+        raise json.error(
+            "rope_scaling",
+            f"{json.get('rope_scaling')!r} disagrees with rope_parameters {json.get('rope_parameters')!r}: "
+            "keep one of them",
+        )
+    return read[0]
+
+
+def _rope_of(json: JsonObject, key: str) -> tuple[float, RopeScaling | None]:
+    """Read one of the two keys; both may say the same."""
     values = json.get(key, default={})
     if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
-        raise json.error(key, f"{values!r}: expected one set of values for all layers")
-    other = json.get("rope_scaling")
-    if key != "rope_scaling" and other is not None and other != values:
-        raise json.error(
-            "rope_scaling", f"{other!r} disagrees with rope_parameters {values!r}: keep one of them"
-        )
+        raise json.error(key, f"{values!r:.200}: expected one set of values for all layers")
     rope = JsonObject(json.path, values)
     rope.refuse("partial_rotary_factor", 1, 1.0)
+    parameters = json.get("rope_parameters", default={})
+    inner = parameters.get("rope_theta") if isinstance(parameters, dict) else None
     theta = rope.number("rope_theta", default=json.number("rope_theta", default=10000.0))
-    kind = rope.get("rope_type", "type", default="default")
+    if inner is not None and "rope_theta" not in values:
+        theta = JsonObject(json.path, parameters).number("rope_theta", default=theta)
+    kind, other = rope.get("rope_type", "type", default="default"), rope.get("type")
+    if other is not None and other != kind:
+        raise json.error(key, f"rope_type {kind!r:.80} disagrees with type {other!r:.80}: keep one of them")
     if kind == "default":
         return theta, None
     if kind not in ("linear", "llama3"):
         reason = _NOT_ROTARY.get(str(kind), "unknown")
         raise json.error(
-            key, f"rotary scaling {kind!r} is not supported ({reason}); expected linear or llama3"
+            key, f"rotary scaling {kind!r:.80} is not supported ({reason}); expected linear or llama3"
         )
     try:
-        if kind == "linear":
-            if rope.get("factor") is None:
-                raise json.error(f"{key}.factor", "missing: linear scaling needs it")
-            return theta, RopeScaling(kind="linear", factor=rope.number("factor", default=1.0))
-        # What a file does not say is as in Llama 3.1, which introduced this scaling.
-        return theta, RopeScaling(
-            kind="llama3",
-            factor=rope.number("factor", default=8.0),
-            low_freq_factor=rope.number("low_freq_factor", default=1.0),
-            high_freq_factor=rope.number("high_freq_factor", default=4.0),
-            original_context=rope.whole("original_max_position_embeddings", default=8192),
-        )
+        return theta, _scaling(rope, key, kind)
     except FormatError:
         raise
     except ValueError as error:
         raise json.error(key, str(error)) from None
+
+
+def _scaling(rope: JsonObject, key: str, kind: str) -> RopeScaling:
+    if kind == "linear":
+        if rope.get("factor") is None:
+            raise rope.error(f"{key}.factor", "missing: linear scaling needs it")
+        return RopeScaling(kind="linear", factor=rope.number("factor", default=1.0))
+    # What a file does not say is as in Llama 3.1, which introduced this scaling.
+    return RopeScaling(
+        kind="llama3",
+        factor=rope.number("factor", default=8.0),
+        low_freq_factor=rope.number("low_freq_factor", default=1.0),
+        high_freq_factor=rope.number("high_freq_factor", default=4.0),
+        original_context=rope.whole("original_max_position_embeddings", default=8192),
+    )
 
 
 def _sliding_window(json: JsonObject, kind: str) -> int | None:

@@ -90,8 +90,8 @@ class JsonObject:
             raise self.error(key, f"{value!r:.80} is not true or false")
         return value
 
-    def refuse(self, key: str, *neutral: Any) -> None:
-        """Refuse a setting unless it is absent or one of the values that change nothing."""
+    def refuse(self, key: str, *neutral: Any, reason: str = "ignoring it would give wrong text") -> None:
+        """Refuse a setting, for a reason, unless it is absent or one of the values that change nothing."""
         value = self.get(key)
         if value is not None and value not in neutral:
-            raise self.error(key, f"{value!r:.200} is not supported: ignoring it would give wrong text")
+            raise self.error(key, f"{value!r:.200} is not supported: {reason}")

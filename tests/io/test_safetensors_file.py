@@ -86,8 +86,9 @@ def changed(name: str, key: str, value: Any) -> dict[str, Any]:
     [
         (b"\xff\xfe{}", "JSON: broken"),
         (b"[1]", "expected an object, not a list"),
+        (b"{" * 20_000, "header: describes more than 16384 tensors"),
         (b"{" * 5000, "JSON: broken"),
-        (b'{"a": ' + b"[" * 100_000, "JSON: broken"),
+        (b'{"a": ' + b"[" * 20_000, "JSON: broken"),
         (b'{"a": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 16]}}' % (b"9" * 5000), "JSON: broken"),
         (b'{"a": {}, "a": {}}', "a: the key occurs twice"),
         ({"a": 3}, "a: expected dtype, shape and data_offsets"),
@@ -188,8 +189,8 @@ def test_missing_tensor_and_wrong_shape(sharded: Path) -> None:
     (sharded / "config.json").write_text(json.dumps(config | {"intermediate_size": 161}))
     with pytest.raises(FormatError, match=r"model-0000.*shape \(160, 64\); the config asks for \(161, 64\)"):
         open_checkpoint(sharded)
-    (sharded / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2**40}))
-    with pytest.raises(FormatError, match="num_hidden_layers: 1099511627776: the files hold fewer"):
+    (sharded / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2**30}))
+    with pytest.raises(FormatError, match="num_hidden_layers: 1073741824: the files hold fewer"):
         open_checkpoint(sharded)
 
 
