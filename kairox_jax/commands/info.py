@@ -52,7 +52,8 @@ def collect(name: str) -> dict[str, Any]:
 
     Returns:
         The fields of ModelConfig, and ``name``, ``path``, ``licence``, ``num_bytes``, ``tensors`` (type ->
-        count and bytes), ``chat_template`` (whether there is one) and ``sparsity`` (None where none).
+        count and bytes), ``chat_template`` and ``predictors`` (whether there are some), ``activation_source``
+        (what decided the activation) and ``sparsity`` (None where none).
     """
     from kairox_jax.io import REGISTRY, open_checkpoint, shipped_sparsity
     from kairox_jax.io.gguf_file import GgufFile
@@ -81,6 +82,8 @@ def collect(name: str) -> dict[str, Any]:
         "tensors": tensors,
         "sparsity": None if (sparsity := shipped_sparsity(checkpoint)) is None else _outline(sparsity),
         "chat_template": checkpoint.chat_template is not None,
+        "activation_source": checkpoint.activation_source,
+        "predictors": checkpoint.sparse_threshold is not None,
         **asdict(checkpoint.config),
     }
 
@@ -98,7 +101,8 @@ def report(facts: dict[str, Any]) -> Iterable[str]:
         "licence": facts["licence"] or "not given",
         "family": facts["family"],
         "layers": f"{facts['num_layers']} of width {facts['d_model']}",
-        "ffn": f"{facts['num_neurons']} neurons a layer, {activation}",
+        "ffn": f"{facts['num_neurons']} neurons a layer, {activation} (by {facts['activation_source']})",
+        "predictors": "in the file (PowerInfer's)" if facts["predictors"] else "none in the file",
         "sparsity": _sparsity_line(facts),
         "attention": heads,
         "vocabulary": f"{facts['vocab_size']} tokens{tied}",
