@@ -112,9 +112,8 @@ def _rows(config: ModelConfig, arch: GgufArch) -> dict[str, Rows]:
     if arch.fused:
         ends = np.cumsum([0, q_rows, kv_rows, kv_rows]).tolist()
         parts = [partial(np.arange, first, last) for first, last in zip(ends, ends[1:], strict=False)]
-        return dict(zip(("wq", "wk", "wv"), parts, strict=True)) | dict(
-            zip(("bq", "bk", "bv"), parts, strict=True)
-        )
+        names = (("wq", "bq"), ("wk", "bk"), ("wv", "bv"))
+        return {name: part for pair, part in zip(names, parts, strict=True) for name in pair}
     if not arch.interleaved:
         return {}
     q, k = (
