@@ -6,9 +6,12 @@ from typing import Any
 import gguf_cases as cases
 import numpy as np
 import pytest
+from flax import nnx
 from numpy_reference import forward
 
+from kairox_jax import load_model
 from kairox_jax.io import FormatError, open_checkpoint
+from kairox_jax.models import Decoder
 
 KEY = "kairox.activation"
 
@@ -67,6 +70,18 @@ def test_llama3_frequencies(name: str, tmp_path: Path) -> None:
     assert_logits(*write(tmp_path, name, "llama", tensors=tensors | {"rope_freqs.weight": factors}))
     path, ids, want = write(tmp_path, name, "llama")
     assert np.abs(forward(open_checkpoint(path), ids) - want).max() > 0.01 * np.abs(want).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"), [("llama3-rope", "llama"), ("opt-untied", "opt"), ("relu-falcon", "relu-falcon")]
+)
+def test_through_load_model(name: str, arch: str, tmp_path: Path) -> None:
+    _, tensors = cases.case(name, arch)
+    if name == "llama3-rope":
+        tensors["rope_freqs.weight"] = cases.llama3_factors(cases.case_config(name))
+    path, ids, want = write(tmp_path, name, arch, tensors=tensors)
+    got = np.asarray(nnx.jit(Decoder.__call__)(load_model(path), ids))
+    assert np.abs(got - want).max() <= 2e-4 * np.abs(want).max()
 
 
 def test_old_key_of_linear_scaling(tmp_path: Path) -> None:
