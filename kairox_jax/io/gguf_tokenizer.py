@@ -10,11 +10,10 @@ from kairox_jax.io.errors import FormatError
 from kairox_jax.io.gguf_file import GgufFile
 from kairox_jax.io.gguf_header import StringArray
 from kairox_jax.io.gguf_pretokenizer import LLAMA_BPE, QWEN2, build_pre_tokenizer, pre_tokenizer_kind
-from kairox_jax.io.gguf_sentencepiece import sentencepiece_engine
+from kairox_jax.io.gguf_sentencepiece import read_vocab
+from kairox_jax.io.sentencepiece_vocab import CONTROL, USER, build_engine, special_ids
 from kairox_jax.io.tokenizer import END_OF_TURN, Tokenizer, byte_alphabet, byte_level_piece
 
-# GGUF token types.
-_UNKNOWN, _CONTROL, _USER = 2, 3, 4
 # Ids that SentencePiece files mean where they name none (llama.cpp).
 _SENTENCEPIECE_IDS = {"bos": 1, "eos": 2}
 
@@ -34,27 +33,16 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
             "BPE): use the model's safetensors folder, whose tokenizer.json can be read",
         )
     tokens, types = list(_strings(file, "tokenizer.ggml.tokens")), _token_types(file)
-    vocab = {token: i for i, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        raise FormatError(file.path, "tokenizer.ggml.tokens", "a token occurs twice")
-    special = frozenset(np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL))).tolist())
-    user = frozenset(np.flatnonzero(types == _USER).tolist())
     if kind == "llama":
-        engine, pieces, strip = sentencepiece_engine(file, vocab, types)
+        vocab = read_vocab(file, tokens, types)
+        engine, pieces = build_engine(vocab)
+        strip = vocab.add_space
     else:
-        engine, strip = _byte_level_engine(file, vocab), False
-        alphabet = byte_alphabet()
-        pieces = [byte_level_piece(token, alphabet) for token in tokens]
-    engine.add_special_tokens([AddedToken(tokens[i], normalized=False) for i in sorted(special)])
-    engine.add_tokens([AddedToken(tokens[i], normalized=False) for i in sorted(user)])
-    for i in special:
-        pieces[i] = b""
-    for i in user:
-        pieces[i] = tokens[i].encode()
+        (engine, pieces), strip = _byte_level(file, tokens, types), False
     return Tokenizer(
         engine,
         pieces,
-        special=special,
+        special=special_ids(types),
         bos_id=bos_token_id(file),
         eos_ids=end_token_ids(file),
         add_bos=gguf_adds_bos(file),
@@ -82,7 +70,7 @@ def end_token_ids(file: GgufFile) -> tuple[int, ...]:
     """List the tokens at which generation ends: EOS first, then the ends of a turn."""
     ids = [i for name in ("eos", "eot", "eom") if (i := _named_id(file, name)) is not None]
     tokens = _strings(file, "tokenizer.ggml.tokens")
-    control = np.flatnonzero(_token_types(file) == _CONTROL).tolist()
+    control = np.flatnonzero(_token_types(file) == CONTROL).tolist()
     ids += [i for i in control if tokens[i] in END_OF_TURN]
     return tuple(dict.fromkeys(ids))
 
@@ -119,13 +107,24 @@ def _token_types(file: GgufFile) -> np.ndarray:
     return types
 
 
-def _byte_level_engine(file: GgufFile, vocab: dict[str, int]) -> Engine:
+def _byte_level(file: GgufFile, tokens: list[str], types: np.ndarray) -> tuple[Engine, list[bytes]]:
+    vocab = {token: i for i, token in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        raise FormatError(file.path, "tokenizer.ggml.tokens", "a token occurs twice")
     pre = pre_tokenizer_kind(file)
     engine = Engine(models.BPE(vocab=vocab, merges=_merges(file, vocab), ignore_merges=pre in LLAMA_BPE))
     engine.pre_tokenizer = build_pre_tokenizer(pre)
     if pre in QWEN2:
         engine.normalizer = normalizers.NFC()
-    return engine
+    special = special_ids(types)
+    user = np.flatnonzero(types == USER).tolist()
+    engine.add_special_tokens([AddedToken(tokens[i], normalized=False) for i in sorted(special)])
+    engine.add_tokens([AddedToken(tokens[i], normalized=False) for i in user])
+    alphabet = byte_alphabet()
+    pieces = [b"" if i in special else byte_level_piece(token, alphabet) for i, token in enumerate(tokens)]
+    for i in user:
+        pieces[i] = tokens[i].encode()
+    return engine, pieces
 
 
 def _merges(file: GgufFile, vocab: dict[str, int]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Train a small SentencePiece BPE vocabulary and write it, with the ids that the library gives for some texts.
+"""Train a small SentencePiece BPE vocabulary; write it as JSON, with ids of some texts, and as its own file.
 
 Run where sentencepiece is installed: ``python make_sentencepiece_case.py sentencepiece.json``.
 """
@@ -65,6 +65,7 @@ def main(path: Path) -> None:
         "types": kinds,
         "cases": [{"text": text, "ids": tokenizer.encode(text)} for text in texts],
     }
+    path.with_suffix(".model").write_bytes(model.getvalue())
     path.write_text(json.dumps(case, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
