@@ -30,7 +30,9 @@ from kairox_jax.io.weights import (
     check_entries,
     check_packed,
     check_unused,
+    entry_shape,
     pack_entry,
+    packed_format,
     read_entry,
 )
 from kairox_jax.quant import PackedRows
@@ -94,13 +96,29 @@ class Checkpoint:
         Rows stay as they are in the file: a read-only view of it, or a copy where their order differs (q, k).
 
         Returns:
-            The rows; None for a vector, for a matrix that the file keeps the other way round, and for
-            formats that ``kairox_jax.quant`` does not know: read those with ``tensor``.
+            The rows; None for a vector, for a matrix of quantised blocks that the file keeps the other way
+            round, and for formats that ``kairox_jax.quant`` does not know: read those with ``tensor``.
 
         Raises:
             ValueError: the checkpoint has no such weight.
         """
         return pack_entry(self._file, self._entry(name))
+
+    def packed_format(self, name: str) -> str | None:
+        """Return the format of the rows that ``packed`` gives, without reading them; None where it gives None.
+
+        Raises:
+            ValueError: the checkpoint has no such weight.
+        """
+        return packed_format(self._file, self._entry(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a canonical weight, without reading it.
+
+        Raises:
+            ValueError: the checkpoint has no such weight.
+        """
+        return entry_shape(self._entry(name))
 
     def release(self) -> None:
         """Give back the memory of the file's pages that ``packed`` rows brought in; the rows stay valid.
@@ -115,9 +133,11 @@ class Checkpoint:
         Raises:
             FormatError: it holds a NaN or an infinity.
         """
-        packed, source = self.packed(name), self._entry(name).source
-        if packed is not None:
-            check_packed(packed, self._file.path_of(source), source)
+        entry = self._entry(name)
+        if packed_format(self._file, entry) is not None:
+            # As the file has them: neither transposing nor reordering changes what a weight is.
+            raw, fmt = self._file.raw(entry.source)
+            check_packed(PackedRows(data=raw, format=fmt), self._file.path_of(entry.source), entry.source)
 
     def tokenizer(self) -> Tokenizer:
         """Build the tokenizer.

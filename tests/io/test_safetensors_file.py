@@ -61,10 +61,12 @@ def test_rows_in_the_files_own_format() -> None:
     up = checkpoint.packed("layers.1.w_up")
     assert up is not None and up.format == "f16" and not up.data.flags.owndata
     np.testing.assert_array_equal(up.dequantize(), checkpoint.tensor("layers.1.w_up"))
-    assert checkpoint.packed("layers.1.w_down") is None
+    down = checkpoint.packed("layers.1.w_down")
+    assert down is not None and down.format == "f16"
+    np.testing.assert_array_equal(down.dequantize(), checkpoint.tensor("layers.1.w_down"))
     fused = open_checkpoint(MODELS / "relu-falcon")
     k = fused.packed("layers.0.wk")
-    assert k is not None and k.shape == (32, 64)
+    assert k is not None and k.shape == (32, 64) == fused.shape("layers.0.wk")
     np.testing.assert_array_equal(k.dequantize(), fused.tensor("layers.0.wk"))
 
 
