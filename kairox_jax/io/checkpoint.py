@@ -21,9 +21,12 @@ from kairox_jax.io.gguf_tokenizer import gguf_tokenizer
 from kairox_jax.io.hf_config import hf_config
 from kairox_jax.io.hf_model import HF_IGNORED, hf_entries
 from kairox_jax.io.hf_tokenizer import adds_bos, hf_chat_template, hf_tokenizer
+from kairox_jax.io.orbax_folder import INDEX, OrbaxFolder, is_orbax_folder
 from kairox_jax.io.registry import resolve_model
 from kairox_jax.io.safetensors_file import SafetensorsFolder
 from kairox_jax.io.tokenizer import Tokenizer
+from kairox_jax.io.sparsity import Sparsity, load_sparsity
+from kairox_jax.io.tokenizer_files import FOLDER, VOCABULARY, read_tokenizer
 from kairox_jax.io.weights import (
     Entry,
     TensorFile,
@@ -61,6 +64,7 @@ class Checkpoint:
         num_bytes: bytes of all weights in the file.
         sparse_threshold: raw score from which the predictors keep a neuron; None without predictors.
         activation_source: what decided ``config.activation``: a key of the file, or why another one.
+        tokenizer_path: the file or folder that holds the tokenizer; None where there is none.
     """
 
     path: Path
@@ -69,9 +73,11 @@ class Checkpoint:
     num_bytes: int
     sparse_threshold: float | None = None
     activation_source: str = "config.json"
+    tokenizer_path: Path | None
     _file: TensorFile = field(repr=False)
     _entries: Mapping[str, Entry] = field(repr=False)
     _load_tokenizer: Callable[[], Tokenizer] = field(repr=False)
+    _load_sparsity: Callable[[], Sparsity | None] = field(repr=False, default=lambda: None)
 
     def names(self) -> list[str]:
         """List the canonical names that this checkpoint holds."""
@@ -147,6 +153,14 @@ class Checkpoint:
         """
         return self._load_tokenizer()
 
+    def own_sparsity(self) -> Sparsity | None:
+        """Read the thresholds and the profile that came with the checkpoint itself; None where none did.
+
+        Raises:
+            ValueError: they are broken.
+        """
+        return self._load_sparsity()
+
     def _entry(self, name: str) -> Entry:
         if name not in self._entries:
             raise ValueError(f"{self.path} has no weight {name!r}; see names() for what it holds")
@@ -166,6 +180,8 @@ def open_checkpoint(name_or_path: str | Path, *, revision: str | None = None) ->
         FormatError: the files are broken or not supported.
     """
     path = resolve_model(name_or_path, revision=revision)
+    if is_orbax_folder(path):
+        return _open_orbax(path)
     return _open_folder(path) if path.is_dir() else _open_gguf(path)
 
 
@@ -186,9 +202,29 @@ def _open_gguf(path: Path) -> Checkpoint:
         num_bytes=file.num_bytes,
         sparse_threshold=sparse_threshold(file, entries),
         activation_source=activation.source,
+        tokenizer_path=path,
         _file=file,
         _entries=entries,
         _load_tokenizer=lambda: gguf_tokenizer(file),
+    )
+
+
+def _open_orbax(path: Path) -> Checkpoint:
+    folder = OrbaxFolder(path)
+    entries = folder.entries()
+    check_entries(folder, entries)
+    template, tokenizer = folder.index.get("chat_template"), folder.index.get("tokenizer")
+    tokenizer_path = path / str(tokenizer) if tokenizer in (FOLDER, VOCABULARY) else None
+    return Checkpoint(
+        path=path,
+        config=folder.config,
+        chat_template=template if isinstance(template, str) else None,
+        num_bytes=folder.num_bytes,
+        tokenizer_path=tokenizer_path,
+        _file=folder,
+        _entries=entries,
+        _load_tokenizer=partial(read_tokenizer, tokenizer_path, folder.config, path / INDEX),
+        _load_sparsity=lambda: load_sparsity(path) if (path / "thresholds.json").is_file() else None,
     )
 
 
@@ -211,6 +247,7 @@ def _open_folder(path: Path) -> Checkpoint:
         config=config,
         chat_template=hf_chat_template(path),
         num_bytes=file.num_bytes,
+        tokenizer_path=path,
         _file=file,
         _entries=entries,
         _load_tokenizer=partial(

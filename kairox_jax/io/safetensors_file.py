@@ -88,8 +88,8 @@ class SafetensorsFolder:
         """Return the file that holds a tensor."""
         return self._tensors[name].path
 
-    def raw(self, name: str) -> tuple[np.ndarray, str]:
-        """Return a tensor's bytes, uint8 [*leading, row bytes], read-only, and its format's name.
+    def format_of(self, name: str) -> str:
+        """Return the name of a tensor's format.
 
         Raises:
             FormatError: the tensor's type is not F32, F16 or BF16.
@@ -102,9 +102,17 @@ class SafetensorsFolder:
                 f"type {tensor.dtype}, shape {tensor.shape} is not supported; expected F32, F16 or BF16: "
                 "use the unquantized checkpoint",
             )
+        return _FORMATS[tensor.dtype]
+
+    def raw(self, name: str) -> tuple[np.ndarray, str]:
+        """Return a tensor's bytes, uint8 [*leading, row bytes], read-only, and its format's name.
+
+        Raises:
+            FormatError: the tensor's type is not F32, F16 or BF16.
+        """
+        tensor, fmt = self._tensors[name], self.format_of(name)
         data = np.frombuffer(tensor.file.data, np.uint8)[tensor.start : tensor.start + tensor.num_bytes]
-        row_bytes = tensor.shape[-1] * _ITEM_BYTES[tensor.dtype]
-        return data.reshape(*tensor.shape[:-1], row_bytes), _FORMATS[tensor.dtype]
+        return data.reshape(*tensor.shape[:-1], tensor.shape[-1] * _ITEM_BYTES[tensor.dtype]), fmt
 
     def release(self, name: str | None = None) -> None:
         """Give back the memory of a tensor's pages, or of all; views stay valid."""

@@ -50,6 +50,10 @@ class TensorFile(Protocol):
         """The file that holds a tensor."""
         ...
 
+    def format_of(self, name: str) -> str:
+        """Name of a tensor's block format."""
+        ...
+
     def raw(self, name: str) -> tuple[np.ndarray, str]:
         """Read-only uint8 [*leading, row bytes] view of a tensor, and the name of its block format."""
         ...
@@ -170,9 +174,9 @@ def packed_format(file: TensorFile, entry: Entry) -> str | None:
     A matrix that the file keeps the other way round has rows of its own only where each weight stands for
     itself: the blocks of the other formats span what would become rows.
     """
-    raw, fmt = file.raw(entry.source)
+    fmt = file.format_of(entry.source)
     known = fmt in _ITEM_KINDS if entry.transpose else fmt in FORMATS
-    return fmt if known and raw.ndim == 2 else None
+    return fmt if known and len(entry.shape) == 2 else None
 
 
 def pack_entry(file: TensorFile, entry: Entry) -> PackedRows | None:
