@@ -18,6 +18,7 @@ from kairox_jax.io.gguf_config import gguf_arch, gguf_config
 from kairox_jax.io.gguf_file import GgufFile
 from kairox_jax.io.gguf_model import GGUF_IGNORED, gguf_entries, sparse_threshold
 from kairox_jax.io.gguf_tokenizer import gguf_tokenizer
+from kairox_jax.io.gguf_sparsity import own_sparsity
 from kairox_jax.io.hf_config import hf_config
 from kairox_jax.io.hf_model import HF_IGNORED, hf_entries
 from kairox_jax.io.hf_tokenizer import adds_bos, hf_chat_template, hf_tokenizer
@@ -34,6 +35,7 @@ from kairox_jax.io.weights import (
     check_packed,
     check_unused,
     entry_shape,
+    file_rows,
     pack_entry,
     packed_format,
     read_entry,
@@ -117,6 +119,23 @@ class Checkpoint:
             ValueError: the checkpoint has no such weight.
         """
         return packed_format(self._file, self._entry(name))
+
+    def file_format(self, name: str) -> tuple[str, bool]:
+        """Return the format that the file has a weight in, and whether it has the matrix the other way round.
+
+        Raises:
+            ValueError: the checkpoint has no such weight.
+        """
+        entry = self._entry(name)
+        return self._file.format_of(entry.source), entry.transpose
+
+    def file_rows(self, name: str) -> np.ndarray:
+        """Return a weight's bytes as ``file_format`` says, unchecked: uint8 [*leading, row bytes].
+
+        Raises:
+            ValueError: the checkpoint has no such weight.
+        """
+        return file_rows(self._file, self._entry(name))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a canonical weight, without reading it.
@@ -206,6 +225,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         _file=file,
         _entries=entries,
         _load_tokenizer=lambda: gguf_tokenizer(file),
+        _load_sparsity=lambda: own_sparsity(file),
     )
 
 

@@ -73,6 +73,8 @@ def _fits(declared: str, value: Any) -> bool:
     """Say whether a value is of a field's declared type (text, as annotations are not evaluated)."""
     kind = declared.removesuffix(" | None")
     if kind.startswith("tuple[int"):
-        return isinstance(value, list | np.ndarray) and all(isinstance(item, int | np.integer) for item in value)
+        return isinstance(value, list | np.ndarray) and all(
+            isinstance(item, int | np.integer) for item in value
+        )
     expected = {"int": int, "str": str, "bool": bool, "float": (int, float)}[kind]
     return isinstance(value, expected) and (kind == "bool" or not isinstance(value, bool))

@@ -82,8 +82,12 @@ def restore_arrays(
                     name: ocp.ArrayRestoreArgs(sharding=sharding_of(name, tuple(stored[name].shape)))
                     for name in names
                 }
-            args = ocp.args.PyTreeRestore(item=dict.fromkeys(names, 0), restore_args=how, partial_restore=True)
+            args = ocp.args.PyTreeRestore(
+                item=dict.fromkeys(names, 0), restore_args=how, partial_restore=True
+            )
             return checkpointer.restore(folder.absolute(), args=args)
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise FormatError(folder, ", ".join(names)[:80], f"cannot be restored ({reason}): {REMEDY}") from error
+        raise FormatError(
+            folder, ", ".join(names)[:80], f"cannot be restored ({reason}): {REMEDY}"
+        ) from error

@@ -156,5 +156,3 @@ def _as_array(rows: PackedRows) -> np.ndarray:
     """Return single weights in their own type; blocks stay bytes."""
     data = np.ascontiguousarray(rows.data)
     return data.view(_DTYPES[rows.format]) if rows.format in _DTYPES else data
-
-

@@ -78,5 +78,7 @@ def _halves(values: np.ndarray, fmt: str, name: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         halves = values.astype(np.float16)
     if not np.isfinite(halves).all():
-        raise ValueError(f"{name}: a weight of {np.abs(values).max():g} is beyond float16: use --quantize f32")
+        raise ValueError(
+            f"{name}: a weight of {np.abs(values).max():g} is beyond float16: use --quantize f32"
+        )
     return halves.view(np.uint8)

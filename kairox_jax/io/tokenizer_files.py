@@ -13,9 +13,11 @@ import numpy as np
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.io.errors import FormatError
-from kairox_jax.io.gguf_file import GgufFile, StringArray
+from kairox_jax.io.gguf_file import GgufFile
+from kairox_jax.io.gguf_header import StringArray
+from kairox_jax.io.gguf_tokenizer import gguf_tokenizer
 from kairox_jax.io.hf_tokenizer import hf_tokenizer
-from kairox_jax.io.tokenizer import Tokenizer, gguf_tokenizer
+from kairox_jax.io.tokenizer import Tokenizer
 
 FOLDER, VOCABULARY = "tokenizer", "tokenizer.gguf"
 # What transformers writes of a tokenizer, and what people keep beside it.

@@ -190,6 +190,12 @@ def pack_entry(file: TensorFile, entry: Entry) -> PackedRows | None:
     return PackedRows(data=_transposed(raw, fmt) if entry.transpose else raw, format=fmt)
 
 
+def file_rows(file: TensorFile, entry: Entry) -> np.ndarray:
+    """Return a weight's bytes in whatever format and orientation the file has, its rows selected."""
+    raw, _ = file.raw(entry.source)
+    return raw if entry.rows is None else raw[entry.rows()]
+
+
 def _transposed(raw: np.ndarray, fmt: str) -> np.ndarray:
     """Transpose a matrix of single weights exactly, a fresh uint8 array."""
     items = raw.view(_ITEM_KINDS[fmt])

@@ -7,6 +7,7 @@ from kairox_jax.models.ffn import FFN, Threshold
 from kairox_jax.models.load import load_attention, load_decoder, load_ffn, load_model
 from kairox_jax.models.norm import layer_norm, normalise, rms_norm
 from kairox_jax.models.rules import neuron_values
+from kairox_jax.models.streamed import streamed_logits
 
 __all__ = [
     "FFN",
@@ -28,4 +29,5 @@ __all__ = [
     "resolve_thresholds",
     "rms_norm",
     "rotary_frequencies",
+    "streamed_logits",
 ]
