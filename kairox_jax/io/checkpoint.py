@@ -17,16 +17,16 @@ from kairox_jax.io.gguf_activation import gguf_activation
 from kairox_jax.io.gguf_config import gguf_arch, gguf_config
 from kairox_jax.io.gguf_file import GgufFile
 from kairox_jax.io.gguf_model import GGUF_IGNORED, gguf_entries, sparse_threshold
-from kairox_jax.io.gguf_tokenizer import gguf_tokenizer
 from kairox_jax.io.gguf_sparsity import own_sparsity
+from kairox_jax.io.gguf_tokenizer import gguf_tokenizer
 from kairox_jax.io.hf_config import hf_config
 from kairox_jax.io.hf_model import HF_IGNORED, hf_entries
 from kairox_jax.io.hf_tokenizer import adds_bos, hf_chat_template, hf_tokenizer
 from kairox_jax.io.orbax_folder import INDEX, OrbaxFolder, is_orbax_folder
 from kairox_jax.io.registry import resolve_model
 from kairox_jax.io.safetensors_file import SafetensorsFolder
-from kairox_jax.io.tokenizer import Tokenizer
 from kairox_jax.io.sparsity import Sparsity, load_sparsity
+from kairox_jax.io.tokenizer import Tokenizer
 from kairox_jax.io.tokenizer_files import FOLDER, VOCABULARY, read_tokenizer
 from kairox_jax.io.weights import (
     Entry,
@@ -233,13 +233,18 @@ def _open_orbax(path: Path) -> Checkpoint:
     folder = OrbaxFolder(path)
     entries = folder.entries()
     check_entries(folder, entries)
-    template, tokenizer = folder.index.get("chat_template"), folder.index.get("tokenizer")
+    index = folder.index
+    template, tokenizer = index.get("chat_template"), index.get("tokenizer")
     tokenizer_path = path / str(tokenizer) if tokenizer in (FOLDER, VOCABULARY) else None
     return Checkpoint(
         path=path,
         config=folder.config,
         chat_template=template if isinstance(template, str) else None,
         num_bytes=folder.num_bytes,
+        sparse_threshold=index.number("sparse_threshold", default=0.0)
+        if "sparse_threshold" in index.values
+        else None,
+        activation_source=str(index.get("activation_source")),
         tokenizer_path=tokenizer_path,
         _file=folder,
         _entries=entries,

@@ -7,8 +7,6 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kairox_jax.config import ModelConfig, RopeScaling
 from kairox_jax.io.errors import FormatError
 
@@ -22,10 +20,10 @@ def config_values(config: ModelConfig) -> dict[str, Any]:
     """
     values = {item.name: getattr(config, item.name) for item in fields(config)}
     nested = values.pop(_NESTED)
-    values["eos_ids"] = list(config.eos_ids)
     if nested is not None:
         values |= {f"{_NESTED}.{item.name}": getattr(nested, item.name) for item in fields(nested)}
-    return {name: value for name, value in values.items() if value is not None and value != []}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {name: value for name, value in plain.items() if value is not None and value != []}
 
 
 def config_from_values(values: Mapping[str, Any], path: Path) -> ModelConfig:
@@ -42,13 +40,15 @@ def config_from_values(values: Mapping[str, Any], path: Path) -> ModelConfig:
     plain = {name: value for name, value in values.items() if not name.startswith(_NESTED)}
     _check_names(ModelConfig, plain, path, "")
     _check_names(RopeScaling, nested, path, f"{_NESTED}.")
-    if "eos_ids" in plain:
-        plain["eos_ids"] = tuple(int(token) for token in plain["eos_ids"])
     try:
-        scaling = RopeScaling(**nested) if nested else None
-        return ModelConfig(**plain, rope_scaling=scaling)
+        scaling = RopeScaling(**_tuples(nested)) if nested else None
+        return ModelConfig(**_tuples(plain), rope_scaling=scaling)
     except (ValueError, TypeError) as error:
         raise FormatError(path, "config", str(error)) from None
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def _check_names(kind: type, values: Mapping[str, Any], path: Path, prefix: str) -> None:
@@ -72,9 +72,8 @@ def _check_names(kind: type, values: Mapping[str, Any], path: Path, prefix: str)
 def _fits(declared: str, value: Any) -> bool:
     """Say whether a value is of a field's declared type (text, as annotations are not evaluated)."""
     kind = declared.removesuffix(" | None")
-    if kind.startswith("tuple[int"):
-        return isinstance(value, list | np.ndarray) and all(
-            isinstance(item, int | np.integer) for item in value
-        )
+    if kind.startswith("tuple["):
+        item_kind = kind.removeprefix("tuple[").split(",")[0]
+        return isinstance(value, list) and all(_fits(item_kind, item) for item in value)
     expected = {"int": int, "str": str, "bool": bool, "float": (int, float)}[kind]
     return isinstance(value, expected) and (kind == "bool" or not isinstance(value, bool))

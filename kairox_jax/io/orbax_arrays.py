@@ -69,25 +69,40 @@ def restore_arrays(
         The arrays, ``jax.Array`` or NumPy.
 
     Raises:
+        ValueError: a sharding does not divide its array.
         FormatError: the checkpoint is not there or damaged.
     """
     ocp = load_orbax()
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            if sharding_of is None:
-                how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-            else:
+            how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+            if sharding_of is not None:
                 stored = checkpointer.metadata(folder.absolute()).item_metadata.tree
+                shapes = {name: tuple(stored[name].shape) for name in names}
                 how = {
-                    name: ocp.ArrayRestoreArgs(sharding=sharding_of(name, tuple(stored[name].shape)))
-                    for name in names
+                    name: ocp.ArrayRestoreArgs(sharding=_fitting(sharding_of(name, shape), name, shape))
+                    for name, shape in shapes.items()
                 }
             args = ocp.args.PyTreeRestore(
                 item=dict.fromkeys(names, 0), restore_args=how, partial_restore=True
             )
             return checkpointer.restore(folder.absolute(), args=args)
+    except _ShardingError as error:
+        raise ValueError(str(error)) from None
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise FormatError(
             folder, ", ".join(names)[:80], f"cannot be restored ({reason}): {REMEDY}"
         ) from error
+
+
+class _ShardingError(Exception):
+    """The caller's sharding does not fit an array."""
+
+
+def _fitting(sharding: Any, name: str, shape: tuple[int, ...]) -> Any:
+    try:
+        sharding.shard_shape(shape)
+    except ValueError as error:
+        raise _ShardingError(f"{name} {list(shape)} cannot be sharded like that: {error}") from None
+    return sharding

