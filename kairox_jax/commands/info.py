@@ -57,11 +57,16 @@ def collect(name: str) -> dict[str, Any]:
     """
     from kairox_jax.io import REGISTRY, open_checkpoint, shipped_sparsity
     from kairox_jax.io.gguf_file import GgufFile
+    from kairox_jax.io.orbax_folder import OrbaxFolder, is_orbax_folder
     from kairox_jax.io.safetensors_file import SafetensorsFolder
 
     checkpoint = open_checkpoint(name)
     fields: Mapping[str, Any] = {}
-    if checkpoint.path.is_dir():
+    vocabulary = checkpoint.tokenizer_path
+    if is_orbax_folder(checkpoint.path):
+        sizes = [(place.format, place.num_bytes) for place in OrbaxFolder(checkpoint.path).places.values()]
+        fields = GgufFile(vocabulary).fields if vocabulary is not None and vocabulary.is_file() else {}
+    elif checkpoint.path.is_dir():
         folder = SafetensorsFolder(checkpoint.path)
         formats = [folder.raw(tensor) for tensor in folder.shapes]
         sizes = [(form, raw.nbytes) for raw, form in formats]
@@ -74,13 +79,14 @@ def collect(name: str) -> dict[str, Any]:
         of_type = tensors.setdefault(form, {"count": 0, "bytes": 0})
         of_type["count"] += 1
         of_type["bytes"] += num_bytes
+    sparsity = checkpoint.own_sparsity() or shipped_sparsity(checkpoint)
     return {
         "name": fields.get("general.name"),
         "path": str(checkpoint.path),
         "licence": REGISTRY[name].licence if name in REGISTRY else fields.get("general.license"),
         "num_bytes": checkpoint.num_bytes,
         "tensors": tensors,
-        "sparsity": None if (sparsity := shipped_sparsity(checkpoint)) is None else _outline(sparsity),
+        "sparsity": None if sparsity is None else _outline(sparsity),
         "chat_template": checkpoint.chat_template is not None,
         "activation_source": checkpoint.activation_source,
         "predictors": checkpoint.sparse_threshold is not None,

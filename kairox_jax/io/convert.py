@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,9 +63,10 @@ def convert(job: Conversion, *, note: Callable[[str], None], report: Report) -> 
         report: told how far it is.
 
     Raises:
-        ValueError: the target exists or is the source; the model or a format cannot be written like that.
+        ValueError: the target exists or is the source; the model or a format cannot be written like that; the
+            disk is full.
         FormatError: the source is broken.
-        OSError: the disk is full, or the target's folder cannot be written.
+        OSError: the target's folder cannot be written.
     """
     target, source = job.target.absolute(), job.source.path.absolute()
     if target == source or target in source.parents or source in target.parents:
@@ -78,7 +80,16 @@ def convert(job: Conversion, *, note: Callable[[str], None], report: Report) -> 
     elif partial.went_on:
         note("going on where an earlier run stopped")
     _check_room(partial, num_bytes)
-    partial.finish(_write_orbax(job, parts, partial, report) if parts else _write_gguf(job, partial, report))
+    try:
+        partial.finish(
+            _write_orbax(job, parts, partial, report) if parts else _write_gguf(job, partial, report)
+        )
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise ValueError(
+            f"the disk of {job.target} is full: free some of it and run the same again, which goes on where it stopped"
+        ) from error
 
 
 def _write_orbax(job: Conversion, parts: list[Part], partial: PartialTarget, report: Report) -> Path:
@@ -139,6 +150,7 @@ def _check_room(partial: PartialTarget, num_bytes: int) -> None:
     written = sum(file.stat().st_size for file in partial.folder.rglob("*") if file.is_file())
     needed, free = num_bytes - written + _SPARE_BYTES, shutil.disk_usage(partial.folder).free
     if needed > free:
-        raise OSError(
-            28, f"{needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free", str(partial.target)
+        raise ValueError(
+            f"{partial.target} needs {needed / 1e9:.2f} GB, its disk has {free / 1e9:.2f} GB left: free some of it, "
+            "or give a place on another disk"
         )

@@ -182,7 +182,8 @@ def _format(checkpoint: Checkpoint, name: str, quantize: str, *, down: bool) -> 
     if quantize != KEEP and (shape[0] if down else shape[1]) % block == 0:
         return wanted
     of_file, transposed = checkpoint.file_format(name)
-    return of_file if transposed == down else checkpoint.packed_format(name) or "f32"
+    # Turned around, only single weights stay what they are: the blocks would have to be quantised again.
+    return of_file if transposed == down or of_file in ("f16", "bf16") else "f32"
 
 
 def _read(

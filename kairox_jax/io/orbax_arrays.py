@@ -5,6 +5,7 @@ Orbax takes half a second to import, so it is imported where a checkpoint is wri
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
             checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(dict(arrays)))
     except Exception as error:  # TensorStore reports the system's errors as ValueError
         if "No space left" in str(error):
-            raise OSError(28, "No space left on device", str(folder)) from error
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder)) from error
         raise
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,11 @@ class Place:
         """Bytes of a row, of the vector for one axis."""
         return block_format(self.format).row_bytes(self.shape[-1])
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all rows."""
+        return self.row_bytes * prod(self.shape[:-1])
+
 
 def is_orbax_folder(path: Path) -> bool:
     """Say whether a folder was written by ``kairox convert``."""
@@ -94,7 +100,7 @@ class OrbaxFolder:
             if not (path / WEIGHTS / part).is_dir():
                 raise FormatError(path / WEIGHTS / part, "part", f"missing: {REMEDY}")
         self.shapes: Mapping[str, tuple[int, ...]] = {name: p.shape for name, p in self.places.items()}
-        self.num_bytes = sum(p.row_bytes * int(np.prod(p.shape[:-1])) for p in self.places.values())
+        self.num_bytes = sum(place.num_bytes for place in self.places.values())
         self._vectors: dict[str, np.ndarray] = {}
         self._held: dict[str, tuple[str, dict[str, np.ndarray]]] = {}
 

@@ -41,7 +41,7 @@ class Part:
         """Bytes that its arrays take."""
         if self.layout is not None:
             return next(iter(self.places.values())).shape[0] * self.layout.record_bytes
-        return sum(place.row_bytes * int(np.prod(place.shape[:-1])) for place in self.places.values())
+        return sum(place.num_bytes for place in self.places.values())
 
 
 def plan_parts(checkpoint: Checkpoint, quantize: str) -> list[Part]:
