@@ -39,6 +39,10 @@ class RowSource(Protocol):
         """Raise where ``packed`` gives a NaN or an infinity."""
         ...
 
+    def release(self) -> None:
+        """Give back memory that reading took."""
+        ...
+
 
 def aligned_bytes(rows: int, row_bytes: int) -> UInt8[np.ndarray, "rows nbytes"]:
     """Return an uninitialised uint8 array whose first byte is aligned to ``ALIGNMENT``."""
@@ -134,6 +138,7 @@ def load_store(source: RowSource, *, progress: Callable[[int], None] = lambda la
             layout.put(records, row, _rows(source, f"layers.{layer}.{name}", layout.formats[row]))
         records.flags.writeable = False
         layers.append(records)
+        source.release()  # else the file's pages stay in memory beside the records: twice the model
         progress(layer)
     biases = None
     if config.ffn_bias:
