@@ -1,0 +1,84 @@
+"""Exports in llama.cpp itself: it opens them beside our own keys, and says the same text."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kairox_jax.io import Sparsity, fingerprint, open_checkpoint, shipped_sparsity
+from kairox_jax.io.convert import Conversion, convert
+
+CASES = json.loads((Path(__file__).parents[1] / "data/smollm2_greedy.json").read_text())
+# llama.cpp rounds activations to 8 bits, so its text parts from float32's where two tokens are nearly as probable: on
+# the source file itself, and on the export, after 17 tokens of the second prompt.
+SAME_TOKENS = 16
+needs_llama_cpp = pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None, reason="the package llama_cpp is not installed"
+)
+# In a process of its own: the library writes to standard error and may end its process.
+GREEDY = """
+import json, sys
+from llama_cpp import Llama
+model = Llama(sys.argv[1], n_ctx=64, n_threads=1, n_threads_batch=1, verbose=False, logits_all=False)
+found = []
+for ids in json.loads(sys.argv[2]):
+    out = []
+    for token in model.generate(ids, temp=0.0, top_k=1):
+        out.append(token)
+        if len(out) == int(sys.argv[3]):
+            break
+    found.append(out)
+print(json.dumps(found))
+"""
+
+
+def llama_cpp(path: Path, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """Greedy tokens after each prompt."""
+    command = [sys.executable, "-c", GREEDY, str(path), json.dumps(prompts), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ})
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@needs_llama_cpp
+def test_it_opens_a_file_with_our_keys(write_llama: Callable[..., Path], tmp_path: Path) -> None:
+    source = open_checkpoint(write_llama())
+    layers, neurons = source.config.num_layers, source.config.num_neurons
+    meta = {"fingerprint": fingerprint(source), "num_neurons": neurons}
+    sparsity = Sparsity(np.full(layers, 0.1, np.float32), np.full((layers, neurons), 0.5, np.float32), meta)
+    (tmp_path / "predictors.safetensors").write_bytes(bytes(1000))
+    job = Conversion(
+        source=source,
+        target=tmp_path / "out.gguf",
+        kind="gguf",
+        quantize="f16",
+        sparsity=sparsity,
+        predictors=tmp_path / "predictors.safetensors",
+    )
+    convert(job, note=pytest.fail, report=lambda written, total: None)
+    prompt = source.tokenizer().encode("hell 12")
+    want, found = llama_cpp(source.path, [prompt], 4), llama_cpp(tmp_path / "out.gguf", [prompt], 4)
+    assert len(found[0]) == 4 and found == want
+
+
+@needs_llama_cpp
+@pytest.mark.model
+def test_the_default_model_says_the_same(default_model: Path, tmp_path: Path) -> None:
+    source = open_checkpoint(default_model)
+    job = Conversion(
+        source=source,
+        target=tmp_path / "out.gguf",
+        kind="gguf",
+        quantize="q8_0",
+        sparsity=shipped_sparsity(source),
+    )
+    convert(job, note=pytest.fail, report=lambda written, total: None)
+    found = llama_cpp(tmp_path / "out.gguf", [case["prompt_ids"] for case in CASES], SAME_TOKENS)
+    for case, tokens in zip(CASES, found, strict=True):
+        assert tokens == case["greedy_ids"][:SAME_TOKENS]
