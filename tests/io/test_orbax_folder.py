@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from kairox_jax import load_model
+from kairox_jax.cli import main
 from kairox_jax.io import Checkpoint, FormatError, Sparsity, fingerprint, open_checkpoint
 from kairox_jax.io import orbax_folder as folder_module
 from kairox_jax.io.convert import Conversion, convert
@@ -240,3 +241,16 @@ def test_names_that_are_not_there(tmp_path: Path) -> None:
         folder.restore(["layers.9.records"], lambda name, shape: pytest.fail(name))
     with pytest.raises(ValueError, match="ask for 'layers.0.records'"):
         folder.restore(["layers.0.w_up"], lambda name, shape: pytest.fail(name))
+
+
+def test_the_command_line_generates_from_a_folder(
+    write_llama: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_llama()
+    to_orbax(source, tmp_path / "model")
+    said = []
+    for model in (source, tmp_path / "model"):
+        flags = ["-p", "hell", "-n", "5", "--temperature", "0", "--mode", "dense", "--json"]
+        assert main(["generate", "-m", str(model), *flags]) == 0
+        said.append(json.loads(capsys.readouterr().out)["token_ids"])
+    assert said[0] == said[1] and len(said[0]) == 5
