@@ -13,11 +13,16 @@ import pytest
 
 from kairox_jax.io import Sparsity, fingerprint, open_checkpoint, shipped_sparsity
 from kairox_jax.io.convert import Conversion, convert
+from kairox_jax.models import streamed_logits
 
-CASES = json.loads((Path(__file__).parents[1] / "data/smollm2_greedy.json").read_text())
-# llama.cpp rounds activations to 8 bits, so its text parts from float32's where two tokens are nearly as probable: on
-# the source file itself, and on the export, after 17 tokens of the second prompt.
-SAME_TOKENS = 16
+PROMPTS = (
+    "1, 2, 3, 4, 5, 6, 7, 8,",
+    "one, two, three, four,",
+    "Once upon a time, in a small village by the sea,",
+)
+# Texts part where two tokens are nearly as probable: Q8_0 moves a logit by up to 0.25 here, and llama.cpp rounds
+# activations to 8 bits besides. These prompts' first tokens are clear; "Water boils at" parts at a margin of 0.07.
+SAME_TOKENS = 12
 needs_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="the package llama_cpp is not installed"
 )
@@ -79,6 +84,13 @@ def test_the_default_model_says_the_same(default_model: Path, tmp_path: Path) ->
         sparsity=shipped_sparsity(source),
     )
     convert(job, note=pytest.fail, report=lambda written, total: None)
-    found = llama_cpp(tmp_path / "out.gguf", [case["prompt_ids"] for case in CASES], SAME_TOKENS)
-    for case, tokens in zip(CASES, found, strict=True):
-        assert tokens == case["greedy_ids"][:SAME_TOKENS]
+    prompts = [source.tokenizer().encode(text) for text in PROMPTS]
+    found = llama_cpp(tmp_path / "out.gguf", prompts, SAME_TOKENS)
+    ids = np.zeros((len(prompts), max(map(len, prompts)) + SAME_TOKENS), np.int32)
+    for row, prompt, tokens in zip(ids, prompts, found, strict=True):
+        row[: len(prompt) + SAME_TOKENS] = prompt + tokens
+    # Each token is the source's most probable one after those before it: so its greedy text is the same.
+    logits, _ = streamed_logits(source, ids)
+    for rows, prompt, tokens in zip(logits, prompts, found, strict=True):
+        greedy = rows[len(prompt) - 1 : len(prompt) - 1 + SAME_TOKENS].argmax(-1)
+        assert greedy.tolist() == tokens
