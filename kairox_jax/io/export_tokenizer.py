@@ -140,13 +140,19 @@ def _read_files(
     model = values.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         raise FormatError(path, "model.type", "only BPE can be written to GGUF: convert to Orbax")
-    merges = [
-        tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]
-    ]
+    merges = [_pair(merge, path) for merge in model["merges"]]
     added = {
         token["id"]: (token["content"], bool(token["special"])) for token in values.get("added_tokens", [])
     }
     return model["vocab"], merges, added
+
+
+def _pair(merge: Any, path: Path) -> tuple[str, str]:
+    """Read a merge in the old spelling ("a b") or the new one (["a", "b"])."""
+    parts = merge.split(" ") if isinstance(merge, str) else merge
+    if len(parts) != 2:
+        raise FormatError(path, "model.merges", f"{str(merge)[:80]!r} is no pair of tokens")
+    return str(parts[0]), str(parts[1])
 
 
 def _scores(tokens: list[str], merges: list[tuple[str, str]]) -> np.ndarray:
