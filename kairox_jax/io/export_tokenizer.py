@@ -16,9 +16,10 @@ from kairox_jax.io.checkpoint import Checkpoint
 from kairox_jax.io.errors import FormatError
 from kairox_jax.io.gguf_file import GgufFile
 from kairox_jax.io.gguf_tokenizer import gguf_tokenizer
+from kairox_jax.io.hf_tokenizer import sentencepiece_vocab
 from kairox_jax.io.json_file import read_json
 from kairox_jax.io.tokenizer import Tokenizer
-from kairox_jax.io.tokenizer_files import MetadataWriter
+from kairox_jax.io.tokenizer_files import MetadataWriter, has_tokenizer
 
 _KINDS = ("smollm", "llama-bpe", "qwen2", "gpt-2", "falcon", "default")
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)
@@ -45,9 +46,12 @@ def tokenizer_fields(checkpoint: Checkpoint, arch: str) -> dict[str, Any]:
         found = {key: value for key, value in fields.items() if key.startswith("tokenizer.")}
         if "tokenizer.ggml.tokens" in found:
             return found
-    if path is None or path.is_file() or not _has_tokenizer(path):
+    if path is None or path.is_file() or not has_tokenizer(path):
         return {"tokenizer.ggml.model": "no_vocab", f"{arch}.vocab_size": checkpoint.config.vocab_size}
-    original, base = checkpoint.tokenizer(), _vocabulary(path, checkpoint)
+    original = checkpoint.tokenizer()
+    own = ("tokenizer.json", "merges.txt")  # the order in which a folder's tokenizer is looked for
+    described = any((path / name).is_file() for name in own)
+    base = _vocabulary(path, checkpoint) if described else _sentencepiece(path, checkpoint)
     for kind in _candidates(base):
         fields = base | kind
         if _rebuilds(fields, original, arch):
@@ -55,10 +59,6 @@ def tokenizer_fields(checkpoint: Checkpoint, arch: str) -> dict[str, Any]:
     raise ValueError(
         f"{path}: GGUF has no name for the way this tokenizer cuts text: convert to Orbax, which keeps its files"
     )
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("tokenizer.json", "merges.txt"))
 
 
 def _candidates(base: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -115,8 +115,33 @@ def _vocabulary(folder: Path, checkpoint: Checkpoint) -> dict[str, Any]:
         if "<unk>" in vocab:
             fields["tokenizer.ggml.unknown_token_id"] = vocab["<unk>"]
             types[vocab["<unk>"]] = _UNKNOWN
+    return fields | _named_tokens(checkpoint)
+
+
+def _sentencepiece(folder: Path, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the vocabulary of a folder that has SentencePiece's own file alone."""
+    vocab, count = sentencepiece_vocab(folder), checkpoint.config.vocab_size
+    missing = count - len(vocab.tokens)
+    if missing < 0:
+        raise FormatError(
+            folder / "tokenizer.model", "pieces", f"more than the {count} rows of the embedding"
+        )
+    fields: dict[str, Any] = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*vocab.tokens, *(f"[PAD{i}]" for i in range(len(vocab.tokens), count))],
+        "tokenizer.ggml.token_type": np.append(vocab.types, np.full(missing, _UNUSED)).astype(np.int32),
+        "tokenizer.ggml.scores": np.append(vocab.scores, np.full(missing, -1e9)).astype(np.float32),
+        "tokenizer.ggml.add_bos_token": checkpoint.config.add_bos,
+    }
+    if vocab.unknown is not None:
+        fields["tokenizer.ggml.unknown_token_id"] = vocab.tokens.index(vocab.unknown)
+    return fields | _named_tokens(checkpoint)
+
+
+def _named_tokens(checkpoint: Checkpoint) -> dict[str, Any]:
+    config = checkpoint.config
     named = zip(("eos", "eot", "eom"), config.eos_ids, strict=False)
-    fields |= {f"tokenizer.ggml.{name}_token_id": i for name, i in named}
+    fields: dict[str, Any] = {f"tokenizer.ggml.{name}_token_id": i for name, i in named}
     if config.bos_id is not None:
         fields["tokenizer.ggml.bos_token_id"] = config.bos_id
     if checkpoint.chat_template is not None:

@@ -16,7 +16,7 @@ from tokenizers import models, pre_tokenizers
 from kairox_jax.io.errors import FormatError
 from kairox_jax.io.json_file import read_json
 from kairox_jax.io.sentencepiece_file import read_sentencepiece
-from kairox_jax.io.sentencepiece_vocab import CONTROL, USER, build_engine, special_ids
+from kairox_jax.io.sentencepiece_vocab import CONTROL, USER, SentencePieceVocab, build_engine, special_ids
 from kairox_jax.io.tokenizer import END_OF_TURN, Tokenizer, byte_alphabet, byte_level_piece
 
 _GPT2_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>")
@@ -119,19 +119,28 @@ def _gpt2_tokenizer(
     )
 
 
-def _sentencepiece_tokenizer(
-    folder: Path, *, bos_id: int | None, eos_ids: tuple[int, ...], add_bos: bool
-) -> Tokenizer:
-    """Build the tokenizer of SentencePiece's own file and of the tokens that were added to it."""
+def sentencepiece_vocab(folder: Path) -> SentencePieceVocab:
+    """Read SentencePiece's own file, ``tokenizer.model``, and the tokens that were added to it.
+
+    Raises:
+        FormatError: it is broken, or the added tokens do not follow its own.
+    """
     vocab = read_sentencepiece(folder / "tokenizer.model")
     added = _added_tokens(folder, len(vocab.tokens))
     kinds = [CONTROL if special else USER for _, special in added]
-    vocab = replace(
+    return replace(
         vocab,
         tokens=[*vocab.tokens, *(token for token, _ in added)],
         scores=np.append(vocab.scores, np.zeros(len(added))),
         types=np.append(vocab.types, np.array(kinds, np.int32)),
     )
+
+
+def _sentencepiece_tokenizer(
+    folder: Path, *, bos_id: int | None, eos_ids: tuple[int, ...], add_bos: bool
+) -> Tokenizer:
+    """Build the tokenizer of SentencePiece's own file and of the tokens that were added to it."""
+    vocab = sentencepiece_vocab(folder)
     engine, pieces = build_engine(vocab)
     ends = [i for i in np.flatnonzero(vocab.types == CONTROL).tolist() if vocab.tokens[i] in END_OF_TURN]
     return Tokenizer(

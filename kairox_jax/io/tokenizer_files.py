@@ -58,12 +58,17 @@ def write_tokenizer(source: Path, folder: Path) -> str | None:
         writer.close()
         return VOCABULARY
     files = [source / name for name in _HF_FILES if (source / name).is_file()]
-    if not any(file.name in ("tokenizer.json", "merges.txt") for file in files):
+    if not has_tokenizer(source):
         return None
     (folder / FOLDER).mkdir(exist_ok=True)
     for file in files:
         shutil.copyfile(file, folder / FOLDER / file.name)
     return FOLDER
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Say whether a folder holds a tokenizer in one of the forms that are read."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "merges.txt", "tokenizer.model"))
 
 
 def read_tokenizer(path: Path | None, config: ModelConfig, index: Path) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from kairox_jax import load_model
 from kairox_jax.io import Checkpoint, Sparsity, fingerprint, open_checkpoint
 from kairox_jax.io.convert import Conversion, convert
 from kairox_jax.io.gguf_file import GgufFile
+from kairox_jax.io.sentencepiece_file import read_sentencepiece
 from kairox_jax.models import find_sparsity
 
 MODELS = Path(__file__).parents[1] / "data/models"
@@ -178,14 +180,14 @@ def sentence_piece() -> Engine:
     return engine
 
 
-def with_tokenizer(folder: Path, engine: Engine) -> Path:
+def with_tokenizer(folder: Path, engine: Engine, *, rows: int | None = None) -> Path:
     """A tiny llama folder whose embedding has a few more rows than the tokenizer has tokens."""
     from safetensors.numpy import load_file, save_file
 
     folder.mkdir()
     weights = load_file(MODELS / "relu-llama/model.safetensors")
     config = json.loads((MODELS / "relu-llama/config.json").read_text())
-    rows = engine.get_vocab_size() + 5
+    rows = rows or engine.get_vocab_size() + 5
     for name, values in weights.items():
         if values.shape[0] == config["vocab_size"]:
             weights[name] = np.resize(values, (rows, *values.shape[1:]))
@@ -208,6 +210,19 @@ def test_tokenizers_of_folders(engine: Engine, tmp_path: Path) -> None:
     assert (ours.bos_id, ours.eos_ids, ours.add_bos) == (theirs.bos_id, theirs.eos_ids, theirs.add_bos)
     assert result.chat_template == source.chat_template == "{{ x }}"
     assert ours.vocab_size == source.config.vocab_size
+
+
+def test_sentencepieces_own_file(tmp_path: Path) -> None:
+    pieces = read_sentencepiece(MODELS.parent / "sentencepiece.model").tokens
+    folder = with_tokenizer(tmp_path / "source", byte_level("plain"), rows=len(pieces) + 3)
+    (folder / "tokenizer.json").unlink()
+    shutil.copyfile(MODELS.parent / "sentencepiece.model", folder / "tokenizer.model")
+    source = open_checkpoint(folder)
+    job = Conversion(source=source, target=tmp_path / "folder")
+    convert(job, note=pytest.fail, report=lambda written, total: None)
+    for result in (export(source, tmp_path / "out.gguf"), open_checkpoint(tmp_path / "folder")):
+        for text in ("Hello world 12", "na\u00efve  \U0001f680"):
+            assert result.tokenizer().encode(text) == source.tokenizer().encode(text)
 
 
 def test_a_tokenizer_that_gguf_cannot_name(tmp_path: Path) -> None:
