@@ -16,7 +16,7 @@ from jaxtyping import Float
 ACTIVATIONS = ("silu", "relu", "relu2", "fatrelu", "drelu")
 NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rotary", "learned")
-ROPE_SCALINGS = ("linear", "llama3")
+ROPE_SCALINGS = ("linear", "llama3", "factors")
 MODES = ("dense", "exact")
 MAX_PENALTY, MAX_BIAS, MAX_LOGPROBS = 2, 100, 20  # as OpenAI's API has them
 
@@ -57,10 +57,12 @@ class RopeScaling:
     Attributes:
         kind: ``linear`` divides every frequency by ``factor``; ``llama3`` divides those whose wavelength is
             longer than ``original_context / low_freq_factor``, keeps those shorter than
-            ``original_context / high_freq_factor``, and blends between the two.
+            ``original_context / high_freq_factor``, and blends between the two; ``factors`` divides
+            frequency i by ``factors[i]`` and by ``factor``.
         factor: how many times longer the context becomes.
         low_freq_factor, high_freq_factor: the blend's ends, for ``llama3``.
         original_context: positions that the model was first trained on, for ``llama3``.
+        factors: one divisor for each of the H / 2 frequencies, for ``factors``; empty elsewhere.
     """
 
     kind: str
@@ -68,6 +70,7 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ROPE_SCALINGS:
@@ -81,6 +84,12 @@ class RopeScaling:
             )
         if self.original_context <= 0:
             raise ValueError(f"rotary scaling: original_context {self.original_context} must be above zero")
+        if (self.kind == "factors") != bool(self.factors):
+            raise ValueError(
+                f"rotary scaling {self.kind!r} with {len(self.factors)} factors: 'factors' needs them, no other"
+            )
+        if not all(math.isfinite(factor) and factor > 0 for factor in self.factors):
+            raise ValueError("rotary scaling: every one of factors must be finite and positive")
 
     def scale(self, inv_freq: Float[np.ndarray, " half"]) -> Float[np.ndarray, " half"]:
         """Stretch rotary frequencies.
@@ -91,10 +100,19 @@ class RopeScaling:
         Returns:
             The frequencies to use, float64.
 
+        Raises:
+            ValueError: ``factors`` are more or fewer than the frequencies.
+
         Source: transformers, ``_compute_linear_scaling_rope_parameters``, ``_compute_llama3_parameters``.
         """
         if self.kind == "linear":
             return inv_freq / self.factor
+        if self.kind == "factors":
+            if len(self.factors) != len(inv_freq):
+                raise ValueError(
+                    f"rotary scaling: {len(self.factors)} factors for {len(inv_freq)} frequencies: give one each"
+                )
+            return inv_freq / np.array(self.factors) / self.factor
         # 0: long wavelength, fully stretched; 1: short wavelength, kept.
         turns = self.original_context * inv_freq / (2 * np.pi)
         keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
@@ -181,6 +199,8 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value <= 0:
                 raise ValueError(f"{name} is {value!r}: the checkpoint must give a whole number above zero")
+            if value >= 2**31:
+                raise ValueError(f"{name} is {value!r:.40}: beyond any model, the checkpoint is damaged")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}: "

@@ -158,6 +158,19 @@ def load_sparsity(folder: str | Path) -> Sparsity:
     return sparsity
 
 
+def shipped_folder(source: TensorSource, folder: str | Path = SHIPPED) -> Path | None:
+    """Return the sparsity folder shipped for a model, or None where none is.
+
+    Args:
+        source: an open checkpoint.
+        folder: holds one sparsity folder a model.
+    """
+    files = sorted(Path(folder).glob("*/thresholds.json"))
+    wanted = fingerprint(source) if files else ""
+    found = (file.parent for file in files if _read_json(file).get("fingerprint") == wanted)
+    return next(found, None)
+
+
 def shipped_sparsity(source: TensorSource, folder: str | Path = SHIPPED) -> Sparsity | None:
     """Return the sparsity shipped for a model, or None where none is.
 
@@ -165,16 +178,12 @@ def shipped_sparsity(source: TensorSource, folder: str | Path = SHIPPED) -> Spar
         source: an open checkpoint.
         folder: holds one sparsity folder a model.
     """
-    files = sorted(Path(folder).glob("*/thresholds.json"))
-    if not files:
+    own = shipped_folder(source, folder)
+    if own is None:
         return None
-    wanted = fingerprint(source)
-    for file in files:
-        if _read_json(file).get("fingerprint") == wanted:
-            sparsity = load_sparsity(file.parent)
-            check_model(sparsity, source)
-            return sparsity
-    return None
+    sparsity = load_sparsity(own)
+    check_model(sparsity, source)
+    return sparsity
 
 
 def _read_json(path: Path) -> dict[str, Any]:

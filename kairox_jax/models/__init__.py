@@ -14,6 +14,7 @@ from kairox_jax.models.load import (
 )
 from kairox_jax.models.norm import Norm, layer_norm, normalise, rms_norm
 from kairox_jax.models.rules import neuron_values
+from kairox_jax.models.streamed import streamed_logits
 
 __all__ = [
     "FFN",
@@ -38,4 +39,5 @@ __all__ = [
     "resolve_thresholds",
     "rms_norm",
     "rotary_frequencies",
+    "streamed_logits",
 ]

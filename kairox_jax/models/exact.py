@@ -22,14 +22,16 @@ def check_mode(mode: str) -> None:
 
 
 def find_sparsity(checkpoint: Checkpoint, folder: str | Path | None) -> Sparsity | None:
-    """Return thresholds and profile from a folder, or those that are shipped for this model, if any.
+    """Return thresholds and profile from a folder; without one the checkpoint's own, or the shipped ones, if any.
 
     Raises:
         ValueError: the folder is broken, or was made for another model.
     """
-    if folder is None:
+    own = checkpoint.own_sparsity() if folder is None else None
+    if folder is None and own is None:
         return shipped_sparsity(checkpoint)
-    sparsity = load_sparsity(folder)
+    sparsity = load_sparsity(folder) if folder is not None else own
+    assert sparsity is not None
     check_model(sparsity, checkpoint)
     return sparsity
 

@@ -31,8 +31,16 @@ class RowSource(Protocol):
         """Return a matrix in the file's own rows, or None where it does not keep it by row."""
         ...
 
+    def packed_format(self, name: str) -> str | None:
+        """Return the format of what ``packed`` gives, without reading it."""
+        ...
+
     def check_packed(self, name: str) -> None:
         """Raise where ``packed`` gives a NaN or an infinity."""
+        ...
+
+    def release(self) -> None:
+        """Give back memory that reading took."""
         ...
 
 
@@ -95,8 +103,9 @@ def row_names(config: ModelConfig) -> tuple[str, ...]:
 def record_layout(source: RowSource) -> RecordLayout:
     """Return the layout that keeps a checkpoint's rows as they are.
 
-    Gate and up rows keep the file's format where all layers have the same one. The down matrix is transposed in
-    most files: its columns are then kept in float32.
+    Rows keep the file's format where all layers have the same one. Most files hold the down matrix transposed: its
+    columns keep their format where each weight stands for itself (float32, float16, bfloat16); where blocks span
+    neurons they are kept in float32.
     """
     config = source.config
     *inputs, down = (_common_format(source, name) for name in row_names(config))
@@ -105,9 +114,9 @@ def record_layout(source: RowSource) -> RecordLayout:
 
 
 def _common_format(source: RowSource, name: str) -> str:
-    """Return the format that a matrix has in all layers, or float32 where they differ or are transposed."""
-    packed = [source.packed(f"layers.{layer}.{name}") for layer in range(source.config.num_layers)]
-    formats = {"f32" if rows is None else rows.format for rows in packed}
+    """Return the format that a matrix has in all layers, or float32 where they differ or have none."""
+    layers = range(source.config.num_layers)
+    formats = {source.packed_format(f"layers.{layer}.{name}") or "f32" for layer in layers}
     return formats.pop() if len(formats) == 1 else "f32"
 
 
@@ -129,6 +138,7 @@ def load_store(source: RowSource, *, progress: Callable[[int], None] = lambda la
             layout.put(records, row, _rows(source, f"layers.{layer}.{name}", layout.formats[row]))
         records.flags.writeable = False
         layers.append(records)
+        source.release()  # else the file's pages stay in memory beside the records: twice the model
         progress(layer)
     biases = None
     if config.ffn_bias:
