@@ -33,7 +33,9 @@ class Reservoir:
         numbers = self.seen + np.arange(len(packed))
         places = np.where(numbers < self.size, numbers, self._rng.integers(0, numbers + 1))
         self.seen += len(packed)
-        for row in np.flatnonzero(places < self.size):  # in order: a later token may take an earlier one's place
+        for row in np.flatnonzero(
+            places < self.size
+        ):  # in order: a later token may take an earlier one's place
             self._rows[places[row]] = packed[row]
 
     def rows(self) -> UInt8[np.ndarray, "R L bytes"]:

@@ -74,7 +74,9 @@ def group_layer(
 def cohesion(active: Bool[np.ndarray, "R F"], groups: Int[np.ndarray, "n size"]) -> float:
     """Return the mean share of tokens at which two neurons of a group are both active."""
     size = groups.shape[1]
-    counts = np.add.reduceat(active[:, groups.ravel()], np.arange(0, groups.size, size), axis=1, dtype=np.int32)
+    counts = np.add.reduceat(
+        active[:, groups.ravel()], np.arange(0, groups.size, size), axis=1, dtype=np.int32
+    )
     pairs = counts.astype(np.int64) * (counts - 1)
     return float(pairs.sum() / (len(active) * len(groups) * size * (size - 1)))
 

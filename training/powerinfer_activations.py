@@ -41,10 +41,14 @@ def activation_files(folder: str | Path) -> list[Path]:
     """
     path = Path(folder)
     if not path.is_dir():
-        raise ValueError(f"{path} is no folder: give the one that holds activation_0.pt, activation_1.pt, ...")
+        raise ValueError(
+            f"{path} is no folder: give the one that holds activation_0.pt, activation_1.pt, ..."
+        )
     found = {int(match[1]): file for file in path.iterdir() if (match := _NAME.fullmatch(file.name))}
     if not found:
-        raise ValueError(f"{path} holds no activation_0.pt: give the `activation` folder of a PowerInfer model")
+        raise ValueError(
+            f"{path} holds no activation_0.pt: give the `activation` folder of a PowerInfer model"
+        )
     missing = sorted(set(range(max(found) + 1)) - set(found))
     if missing:
         raise ValueError(f"{path} lacks activation_{missing[0]}.pt: the folder is incomplete, fetch it again")
@@ -67,9 +71,13 @@ def read_activations(folder: str | Path) -> tuple[Float32[np.ndarray, "L F"], bo
     for file in activation_files(folder):
         values = read_tensor(file).astype(np.float64)
         if values.ndim != 1 or not values.size:
-            raise ValueError(f"{file} holds a tensor of shape {list(values.shape)}: expected one number a neuron")
+            raise ValueError(
+                f"{file} holds a tensor of shape {list(values.shape)}: expected one number a neuron"
+            )
         if layers and values.size != layers[0].size:
-            raise ValueError(f"{file} has {values.size} neurons, layer 0 has {layers[0].size}: not of one model")
+            raise ValueError(
+                f"{file} has {values.size} neurons, layer 0 has {layers[0].size}: not of one model"
+            )
         if not np.isfinite(values).all() or (values < 0).any():
             raise ValueError(f"{file} holds negative, infinite or NaN counts: fetch it again")
         layers.append(values)
@@ -97,7 +105,15 @@ def read_tensor(path: str | Path) -> np.ndarray:
         raise ValueError(
             f"{path} is no torch file of version 1.6 or later: load it with torch and save it again"
         ) from None
-    except (pickle.UnpicklingError, ValueError, TypeError, KeyError, IndexError, EOFError, AttributeError) as error:
+    except (
+        pickle.UnpicklingError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        EOFError,
+        AttributeError,
+    ) as error:
         raise ValueError(f"{path} is not one plain tensor, refused: {error}") from None
 
 
@@ -149,7 +165,9 @@ class _TensorUnpickler(pickle.Unpickler):
         return storage.name, np.frombuffer(self._archive.read(info), storage.dtype)
 
 
-def _rebuild(storage: tuple[str, np.ndarray], offset: int, shape: Any, strides: Any, *_rest: Any) -> np.ndarray:
+def _rebuild(
+    storage: tuple[str, np.ndarray], offset: int, shape: Any, strides: Any, *_rest: Any
+) -> np.ndarray:
     """Stand in for torch's function of this name; only contiguous tensors are taken."""
     name, values = storage
     dense = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -9,9 +9,7 @@ from importlib import import_module
 from typing import Any
 
 # Files of this folder, one a line; a dash in the command's name is an underscore here.
-COMMANDS: tuple[str, ...] = (
-    # kept in the order of --help
-)
+COMMANDS: tuple[str, ...] = ("profile",)
 
 
 def add_to(subparsers: Any) -> None:

@@ -33,7 +33,9 @@ class Grouping:
         order = np.asarray(self.permutation, np.int32)
         object.__setattr__(self, "permutation", order)
         if order.ndim != 2 or not order.size:
-            raise ValueError(f"the permutation has shape {list(order.shape)}, not layers by neurons: {REMEDY}")
+            raise ValueError(
+                f"the permutation has shape {list(order.shape)}, not layers by neurons: {REMEDY}"
+            )
         check_group_size(self.group_size, order.shape[1])
         wrong = (np.sort(order, axis=1) != np.arange(order.shape[1])).any(axis=1)
         if wrong.any():

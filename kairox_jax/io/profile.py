@@ -85,7 +85,9 @@ def save_profile(path: str | Path, profile: Profile) -> None:
         ValueError: ``meta`` lacks the model's fingerprint.
     """
     if "fingerprint" not in profile.meta:
-        raise ValueError("the profile's meta lacks 'fingerprint': a reader could not tell which model it fits")
+        raise ValueError(
+            "the profile's meta lacks 'fingerprint': a reader could not tell which model it fits"
+        )
     arrays: dict[str, Any] = {"meta": np.array(json.dumps(profile.meta))}
     for name in _array_names():
         value = getattr(profile, name)
