@@ -32,7 +32,7 @@ from kairox_jax.engine.statistics import Statistics
 from kairox_jax.engine.whole import Whole
 from kairox_jax.host import MAX_BATCH, limit_threads, thread_count
 from kairox_jax.io import Checkpoint, TraceRecorder, open_checkpoint
-from kairox_jax.models import find_sparsity, load_decoder, resolve_thresholds
+from kairox_jax.models import find_sparsity, gate_thresholded, load_decoder, resolve_thresholds
 from kairox_jax.nvidia import limit_device_memory
 from kairox_jax.placement import BudgetPlan, load_store, record_layout
 from pallas_kernels.implementations import resolve_implementation
@@ -114,6 +114,8 @@ class Engine:
             )
         else:
             found = find_sparsity(checkpoint, sparsity)
+            checkpoint = gate_thresholded(checkpoint, found)
+            self.config = config = checkpoint.config
             thresholds = resolve_thresholds(config, found)
             prior = None if found is None else found.frequency
             if prior is None:

@@ -2,7 +2,7 @@
 
 from kairox_jax.models.attention import Attention, KVCache, empty_cache, rotary_frequencies
 from kairox_jax.models.decoder import Block, Decoder
-from kairox_jax.models.exact import check_mode, find_sparsity, resolve_thresholds
+from kairox_jax.models.exact import check_mode, find_sparsity, gate_thresholded, resolve_thresholds
 from kairox_jax.models.ffn import FFN, Threshold
 from kairox_jax.models.load import (
     load_attention,
@@ -27,6 +27,7 @@ __all__ = [
     "check_mode",
     "empty_cache",
     "find_sparsity",
+    "gate_thresholded",
     "layer_norm",
     "load_attention",
     "load_decoder",

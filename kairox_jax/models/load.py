@@ -14,7 +14,7 @@ from kairox_jax.config import ModelConfig
 from kairox_jax.io import open_checkpoint
 from kairox_jax.models.attention import Attention
 from kairox_jax.models.decoder import Block, Decoder
-from kairox_jax.models.exact import check_mode, find_sparsity, resolve_thresholds
+from kairox_jax.models.exact import check_mode, find_sparsity, gate_thresholded, resolve_thresholds
 from kairox_jax.models.ffn import FFN, Threshold
 from kairox_jax.models.norm import Norm
 
@@ -133,7 +133,7 @@ def load_model(
         name_or_path: a registered name, a local file or folder, or a Hugging Face repository.
         mode: "dense" computes every neuron; "exact" drops the inactive ones, which for the ReLU family is the
             same function, and for SiLU is that of its thresholds.
-        sparsity: folder with a SiLU model's thresholds, for "exact"; None takes the shipped ones.
+        sparsity: folder with thresholds, for "exact"; None takes the shipped ones.
 
     Returns:
         The module, every weight on the default device.
@@ -149,13 +149,16 @@ def load_model(
             f"sparsity {str(sparsity)!r} has no effect in mode 'dense': leave it out, or use 'exact'"
         )
     checkpoint = open_checkpoint(name_or_path)
-    activation = checkpoint.config.activation
-    if mode == "dense" or activation != "silu":
+    if mode == "dense":
+        return load_decoder(checkpoint)
+    found = find_sparsity(checkpoint, sparsity)
+    checkpoint = gate_thresholded(checkpoint, found)
+    activation, rule = checkpoint.config.activation, None if found is None else found.meta.get("rule")
+    if activation != "silu" and rule is None:
         if sparsity is not None:
             raise ValueError(
                 f"sparsity {str(sparsity)!r} has no effect: activation {activation!r} is zero by itself "
                 "where a neuron is inactive; leave it out"
             )
         return load_decoder(checkpoint)
-    found = find_sparsity(checkpoint, sparsity)
     return load_decoder(checkpoint, [float(t) for t in resolve_thresholds(checkpoint.config, found)])
