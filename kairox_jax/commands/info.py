@@ -140,5 +140,5 @@ def _sparsity_line(facts: dict[str, Any]) -> str:
             f"thresholds shipped, {found['least_threshold']:.3g} to {found['largest_threshold']:.3g}{share}"
         )
     if facts["activation"] == "silu":
-        return "no thresholds: use --mode dense, or make them with 'python -m training.thresholds'"
+        return "no thresholds: use --mode dense, or make them with 'kairox sparsify'"
     return f"needs no thresholds: {facts['activation']} is exactly zero for inactive neurons"
