@@ -9,7 +9,11 @@ from importlib import import_module
 from typing import Any
 
 # Files of this folder, one a line; a dash in the command's name is an underscore here.
-COMMANDS: tuple[str, ...] = ("profile",)
+COMMANDS: tuple[str, ...] = (
+    "profile",
+    "group",
+    "sparsify",
+)
 
 
 def add_to(subparsers: Any) -> None:

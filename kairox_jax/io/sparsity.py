@@ -93,7 +93,7 @@ def check_model(sparsity: Sparsity, source: TensorSource) -> None:
     """Check that a sparsity was made for this model.
 
     Raises:
-        ValueError: another number of layers or neurons, or another fingerprint.
+        ValueError: another number of layers or neurons, another activation, or another fingerprint.
     """
     config, made_for = source.config, sparsity.meta.get("model", "another model")
     want = (config.num_layers, config.num_neurons)
@@ -102,6 +102,12 @@ def check_model(sparsity: Sparsity, source: TensorSource) -> None:
         raise ValueError(
             f"the sparsity of {made_for} has {got[0]} layers of {got[1]} neurons, this model {want[0]} of "
             f"{want[1]}: {REMEDY}"
+        )
+    made_with = sparsity.meta.get("activation", config.activation)
+    if made_with != config.activation:  # the same model before or after its activation was replaced
+        raise ValueError(
+            f"the sparsity of {made_for} was made with activation {made_with}, this model has {config.activation}: "
+            f"{REMEDY}"
         )
     if sparsity.meta.get("fingerprint") != fingerprint(source):
         raise ValueError(f"the sparsity was made for {made_for}, not for this model: {REMEDY}")
@@ -196,8 +202,12 @@ def shipped_folder(source: TensorSource, folder: str | Path = SHIPPED) -> Path |
     """
     files = sorted(Path(folder).glob("*/thresholds.json"))
     wanted = fingerprint(source) if files else ""
-    found = (file.parent for file in files if _read_json(file).get("fingerprint") == wanted)
-    return next(found, None)
+    for file in files:
+        meta = _read_json(file)
+        same_activation = meta.get("activation", source.config.activation) == source.config.activation
+        if meta.get("fingerprint") == wanted and same_activation:
+            return file.parent
+    return None
 
 
 def shipped_sparsity(source: TensorSource, folder: str | Path = SHIPPED) -> Sparsity | None:

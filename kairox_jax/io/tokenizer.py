@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 from tokenizers import Tokenizer as Engine
 
@@ -50,6 +51,10 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens."""
         return len(self._pieces)
+
+    def save(self, path: str | Path) -> None:
+        """Write the engine as a ``tokenizer.json``."""
+        self._engine.save(str(path))
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """Turn text into token ids; special tokens written in the text become their ids.
