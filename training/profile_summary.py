@@ -26,12 +26,9 @@ def summary(profile: Profile) -> Iterator[str]:
     yield f"neurons      {always:.1%} active at over 90 % of the tokens, {never:.1%} at under 1 %"
     if profile.reactivation is not None:
         chance = np.square(profile.frequency).sum() / max(profile.frequency.sum(), 1e-30)
-        again = np.nanmean(profile.reactivation, axis=0) if np.isfinite(profile.reactivation).any() else []
-        parts = [
-            f"{d}: {again[d - 1]:.2f}"
-            for d in SHOWN_DISTANCES
-            if d <= len(again) and np.isfinite(again[d - 1])
-        ]
+        again = profile.reactivation.mean(axis=0)  # NaN for distances that no window has
+        known = [d for d in SHOWN_DISTANCES if d <= len(again) and np.isfinite(again[d - 1])]
+        parts = [f"{d}: {again[d - 1]:.2f}" for d in known]
         yield f"again after  {', '.join(parts)} (by chance {chance:.2f})"
     if profile.together is not None and profile.sample is not None:
         error = 0.5 / np.sqrt(len(profile.sample))
