@@ -134,7 +134,7 @@ def test_profile_is_that_of_plain_loops(
     np.testing.assert_allclose(got.meta["thresholds"], LIMITS)
     assert cli.main(["profile", str(tmp_path / "p.npz"), "--show"]) == 0
     again = capsys.readouterr().out
-    assert again in shown and "176 tokens of a.txt, b.txt" in again
+    assert again.splitlines()[:2] == shown.splitlines()[:2] and "176 tokens of a.txt, b.txt" in again
 
 
 def test_a_stream_holds_no_more_than_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
