@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,8 +48,11 @@ class Result:
 class _Thresholded:
     """A checkpoint's weights under another activation."""
 
+    source: Checkpoint
     config: ModelConfig
-    tensor: Callable[[str], np.ndarray]
+
+    def tensor(self, name: str) -> np.ndarray:
+        return self.source.tensor(name)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -135,7 +138,7 @@ def run(source: Checkpoint, windows: dict[str, Windows], options: argparse.Names
     config = source.config
     if RULES.get(config.activation) == "fatrelu":
         config = replace(config, activation="fatrelu")  # the same function at the model's own threshold
-    model = layered(load_decoder(_Thresholded(config, source.tensor)))
+    model = layered(load_decoder(_Thresholded(source, config)))
     with tqdm(total=total, desc="thresholds", unit="window", file=sys.stderr) as bar:
         return _run(source, model, windows, options, bar)
 
