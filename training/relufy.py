@@ -73,11 +73,9 @@ class Plan:
         """Return the windows of a step: a new order of all of them each time they have been used up."""
         first = step * self.batch
         places = np.arange(first, first + self.batch)
-        orders = {
-            epoch: np.random.default_rng([self.seed, epoch]).permutation(windows)
-            for epoch in places // windows
-        }
-        return np.array([orders[place // windows][place % windows] for place in places])
+        epochs = {int(epoch) for epoch in places // windows}
+        orders = {epoch: np.random.default_rng([self.seed, epoch]).permutation(windows) for epoch in epochs}
+        return np.array([orders[place // windows][place % windows] for place in map(int, places)])
 
 
 def check_options(options: argparse.Namespace) -> None:
