@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from kairox_jax.config import ModelConfig
-from kairox_jax.io import open_checkpoint
+from kairox_jax.io import load_sparsity, open_checkpoint
 from kairox_jax.models.attention import Attention
 from kairox_jax.models.decoder import Block, Decoder
 from kairox_jax.models.exact import check_mode, find_sparsity, gate_thresholded, resolve_thresholds
@@ -151,14 +151,14 @@ def load_model(
     checkpoint = open_checkpoint(name_or_path)
     if mode == "dense":
         return load_decoder(checkpoint)
+    activation = checkpoint.config.activation
+    if activation != "silu" and sparsity is not None and "rule" not in load_sparsity(sparsity).meta:
+        raise ValueError(
+            f"sparsity {str(sparsity)!r} has no effect: activation {activation!r} is zero by itself "
+            "where a neuron is inactive; leave it out"
+        )
     found = find_sparsity(checkpoint, sparsity)
     checkpoint = gate_thresholded(checkpoint, found)
-    activation, rule = checkpoint.config.activation, None if found is None else found.meta.get("rule")
-    if activation != "silu" and rule is None:
-        if sparsity is not None:
-            raise ValueError(
-                f"sparsity {str(sparsity)!r} has no effect: activation {activation!r} is zero by itself "
-                "where a neuron is inactive; leave it out"
-            )
+    if activation != "silu" and (found is None or "rule" not in found.meta):
         return load_decoder(checkpoint)
     return load_decoder(checkpoint, [float(t) for t in resolve_thresholds(checkpoint.config, found)])

@@ -45,7 +45,7 @@ def test_relu_becomes_fatrelu(tmp_path: Path) -> None:
 def test_thresholds_of_another_activation_are_refused(tmp_path: Path) -> None:
     relu, drelu = MODELS / "relu-llama", MODELS / "bamboo"
     layers = open_checkpoint(relu).config.num_layers
-    silu = write(tmp_path / "a", relu, np.zeros(layers, np.float32), activation="silu")
+    silu = write(tmp_path / "a", relu, np.zeros(layers, np.float32), activation="silu", rule="silu")
     with pytest.raises(ValueError, match="was made with activation silu, this model has relu"):
         load_model(relu, "exact", sparsity=silu)
     assert shipped_sparsity(open_checkpoint(relu), tmp_path) is None
