@@ -6,6 +6,7 @@ from kairox_jax.models.exact import check_mode, find_sparsity, resolve_threshold
 from kairox_jax.models.ffn import FFN, Threshold
 from kairox_jax.models.load import load_attention, load_decoder, load_ffn, load_model
 from kairox_jax.models.norm import layer_norm, normalise, rms_norm
+from kairox_jax.models.predictor import Predictor, host_scores, load_predictor
 from kairox_jax.models.rules import neuron_values
 
 __all__ = [
@@ -14,15 +15,18 @@ __all__ = [
     "Block",
     "Decoder",
     "KVCache",
+    "Predictor",
     "Threshold",
     "check_mode",
     "empty_cache",
     "find_sparsity",
+    "host_scores",
     "layer_norm",
     "load_attention",
     "load_decoder",
     "load_ffn",
     "load_model",
+    "load_predictor",
     "neuron_values",
     "normalise",
     "resolve_thresholds",
