@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from kairox_jax.commands import chat, doctor, generate, info, laboratory, pull
+from kairox_jax.commands import chat, doctor, generate, info, laboratory, offline, pull
 from kairox_jax.commands.flags import Flag, Parser, misspelled_variables, reject_unknown, resolve
 from kairox_jax.commands.streaming import INTERRUPTED
 
@@ -79,6 +79,7 @@ def make_parser(chosen: str | None = None) -> Parser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for command in (generate, chat, info, pull, doctor):
         command.add_to(subparsers)
+    offline.add_to(subparsers)
     laboratory.add_to(subparsers, chosen)
     return parser
 
