@@ -34,7 +34,7 @@ def describe(
         "num_neurons": config.num_neurons,
         "activation": config.activation,
         "command": _command(options),
-        "versions": _versions(),
+        "versions": versions(),
         "max_loss": options.max_loss if result.chosen else None,
         "losses": losses(result.dense, result.thresholded, test),
     }
@@ -121,7 +121,7 @@ def _command(options: argparse.Namespace) -> str:
     return " ".join(words)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     packages = ("kairox-jax", "jax", "jaxlib", "flax", "numpy", "tokenizers")
     return {"python": platform.python_version(), "machine": platform.machine(), **_installed(packages)}
 
