@@ -174,7 +174,8 @@ def run_modes(
         compared[:, :, rows] = _compare(config.norm_eps, head, jnp.stack(streams), ids)
     if not np.isfinite(compared).all():
         raise ValueError("the loss is NaN or infinite: the checkpoint is damaged or overflows float32")
-    return [Outcome(*compared[:, m], counts[m], layers[m]) for m in range(len(modes))]
+    losses, divergence, agreement = compared
+    return [Outcome(losses[m], divergence[m], agreement[m], counts[m], layers[m]) for m in range(len(modes))]
 
 
 class _Run:

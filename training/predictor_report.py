@@ -12,7 +12,7 @@ import numpy as np
 from kairox_jax.io.predictors import Predictors
 from kairox_jax.io.sparsity import fingerprint
 from training.predictor_fit import Fitted
-from training.report import versions
+from training.report import installed_versions
 from training.texts import Windows, summary
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ def describe(
     fitted: list[Fitted],
     source: Any,
     windows: dict[str, Windows],
-    name: str,
     options: argparse.Namespace,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the facts for the predictors' own file, and the longer report."""
@@ -41,11 +40,11 @@ def describe(
         for part, packed, share in zip(fitted, predictors.layers, choice.shares, strict=True)
     ]
     meta = {
-        "model": name,
+        "model": Path(options.model).name,
         "fingerprint": fingerprint(source),
         "num_neurons": source.config.num_neurons,
-        "command": command(name, options),
-        "versions": versions(),
+        "command": command(options),
+        "versions": installed_versions(),
         "predictor_bytes": predictors.nbytes,
         "share": round(float(np.mean(choice.shares)), 4),
         "family": choice.family,
@@ -60,33 +59,17 @@ def describe(
     return meta, report
 
 
-def command(name: str, options: argparse.Namespace) -> str:
-    """Return the command line without the machine's paths; texts by their names."""
-    words = ["kairox", "train-predictors", "-m", name]
-    for key, value in sorted(vars(options).items()):
-        if key in _FLAGS and value is not None:
-            words += [f"--{key.replace('_', '-')}", str(value)]
-    if options.text_only:
-        words.append("--text-only")
-    if options.text:
-        words += ["--text", *(Path(path).name for path in options.text)]
-    return shlex.join(words)
-
-
-_FLAGS = {
-    "windows",
-    "held",
-    "window",
-    "batch",
-    "steps",
-    "fit_batch",
-    "rate",
-    "every",
-    "patience",
-    "bytes",
-    "seed",
-}
-_FLAGS |= {"share", "recall", "max_loss"}
+def command(options: argparse.Namespace) -> str:
+    """Return the command line without the machine's paths: texts by their names, no folders."""
+    words = [
+        "kairox",
+        "train-predictors",
+        Path(options.model).name,
+        *(Path(path).name for path in options.text),
+    ]
+    for key in sorted(options.given - {"out", "work", "text_only", "debug"}):
+        words += [f"--{key.replace('_', '-')}", f"{getattr(options, key):g}"]
+    return shlex.join([*words, "--text-only"] if options.text_only else words)
 
 
 def table(report: dict[str, Any]) -> str:
@@ -97,6 +80,7 @@ def table(report: dict[str, Any]) -> str:
             f"{index:5}  {row['rank']:4}  {row['bytes'] / 1e3:4.0f}  {row['first_loss']:20.4f}  "
             f"{row['held_out_loss']:7.4f}  {row['share']:5.3f}"
         )
+    lines.append(figures_table(list(report["modes"].items())))
     lines += [
         f"{row['family']}: share {row['share']}, worst rise {row['worst_rise']:+.4f}"
         for row in report["tried"]
@@ -117,9 +101,9 @@ def plot(report: dict[str, Any], path: Path) -> bool:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
-    for key, label in (("share", "predicted share"), ("recall", "recall"), ("precision", "precision"),
+    for key, label in (("predicted_frac", "predicted share"), ("recall", "recall"), ("precision", "precision"),
                        ("recall_by_contribution", "recall by contribution")):  # fmt: skip
-        values = [row.get(key) for row in report["layers"]]
+        values = [row[key] for row in report["layer_figures"]]
         if all(value is not None for value in values):
             axes.plot(range(len(values)), values, marker=".", label=label)
     axes.set(xlabel="layer", ylim=(0, 1), title=f"{report['model']}: predictors on held-out text")

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -159,4 +160,6 @@ def _recall_cut(
     x, codes = held.inputs(layer), held.sizes(layer)
     every = max(1, len(x) // SCORED_TOKENS)
     score = predictors.predict(layer, x[::every].astype(np.float32))
-    return cut_for_recall(score, np.sqrt(np.asarray(decode_square(codes[::every]))) * norms, recall)
+    return cut_for_recall(
+        score, np.sqrt(np.asarray(decode_square(jnp.asarray(codes[::every])))) * norms, recall
+    )

@@ -34,7 +34,7 @@ def describe(
         "num_neurons": config.num_neurons,
         "activation": config.activation,
         "command": _command(options),
-        "versions": versions(),
+        "versions": installed_versions(),
         "max_loss": options.max_loss if result.chosen else None,
         "losses": losses(result.dense, result.thresholded, test),
     }
@@ -121,7 +121,8 @@ def _command(options: argparse.Namespace) -> str:
     return " ".join(words)
 
 
-def versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
+    """Return the versions that a result may depend on."""
     packages = ("kairox-jax", "jax", "jaxlib", "flax", "numpy", "tokenizers")
     return {"python": platform.python_version(), "machine": platform.machine(), **_installed(packages)}
 

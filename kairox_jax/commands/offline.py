@@ -10,7 +10,8 @@ from typing import Any
 
 # Files of this folder, one a line; a dash in the command's name is an underscore here.
 COMMANDS: tuple[str, ...] = (
-    # kept in the order of --help
+    "train_predictors",
+    "eval",
 )
 
 
