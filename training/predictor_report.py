@@ -11,6 +11,7 @@ import numpy as np
 
 from kairox_jax.io.predictors import Predictors
 from kairox_jax.io.sparsity import fingerprint
+from training.evaluate_figures import figures_table
 from training.predictor_fit import Fitted
 from training.report import installed_versions
 from training.texts import Windows, summary
