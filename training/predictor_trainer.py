@@ -155,7 +155,11 @@ class Trainer:
         return train, held, np.load(file)
 
     def _start(self, train: Activations, weights: np.ndarray, layer: int) -> tuple[Start, float]:
-        """Return where a layer's training begins, and its unit of contributions."""
+        """Return where a layer's training begins, and its unit of contributions; from the work folder if there."""
+        file = self.work / f"start-{layer:03}.npz"
+        if file.exists():
+            with np.load(file, allow_pickle=False) as content:
+                return Start(*(content[name] for name in Start._fields)), float(content["unit"])
         x, codes = train.inputs(layer), train.sizes(layer)
         rows = np.sort(np.random.default_rng(layer).permutation(len(x))[:PROBE_TOKENS])
         w = np.asarray(decode_square(jnp.asarray(codes[rows]))) * weights[layer].astype(np.float32)
@@ -168,7 +172,11 @@ class Trainer:
                     f"no neuron of layer {layer} is active on the text: the model or the text is broken"
                 )
             unit = float(np.quantile(positive, 1 - ACTIVE_UNIT_SHARE))
-        return regress(x[rows].astype(np.float32), w / np.float32(unit), MOST_RANK), unit
+        start = regress(x[rows].astype(np.float32), w / np.float32(unit), MOST_RANK)
+        unfinished = file.with_name(file.stem + ".tmp.npz")
+        np.savez(unfinished, unit=unit, **start._asdict())
+        unfinished.replace(file)
+        return start, unit
 
     def _ranks(self, starts: list[tuple[Start, float]]) -> list[int]:
         config = self.config
