@@ -163,8 +163,7 @@ class Trainer:
         x, codes = train.inputs(layer), train.sizes(layer)
         rows = np.sort(np.random.default_rng(layer).permutation(len(x))[:PROBE_TOKENS])
         w = np.asarray(decode_square(jnp.asarray(codes[rows]))) * weights[layer].astype(np.float32)
-        share = self.options.share if self.options.share is not None else DENSE_UNIT_SHARE
-        unit = float(np.quantile(w[:: max(1, len(rows) // 512)], 1 - share))
+        unit = float(np.quantile(w[:: max(1, len(rows) // 512)], 1 - DENSE_UNIT_SHARE))
         if self.config.activation != "silu" or unit <= 0:
             positive = w[w > 0]
             if not positive.size:
