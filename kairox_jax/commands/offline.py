@@ -13,6 +13,8 @@ COMMANDS: tuple[str, ...] = (
     "profile",
     "group",
     "sparsify",
+    "train_predictors",
+    "eval",
 )
 
 

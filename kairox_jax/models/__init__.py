@@ -13,6 +13,7 @@ from kairox_jax.models.load import (
     load_norm,
 )
 from kairox_jax.models.norm import Norm, layer_norm, normalise, rms_norm
+from kairox_jax.models.predictor import Predictor, host_scores, load_predictor
 from kairox_jax.models.rules import neuron_values
 from kairox_jax.models.streamed import streamed_logits
 
@@ -23,11 +24,13 @@ __all__ = [
     "Decoder",
     "KVCache",
     "Norm",
+    "Predictor",
     "Threshold",
     "check_mode",
     "empty_cache",
     "find_sparsity",
     "gate_thresholded",
+    "host_scores",
     "layer_norm",
     "load_attention",
     "load_decoder",
@@ -35,6 +38,7 @@ __all__ = [
     "load_ffn",
     "load_model",
     "load_norm",
+    "load_predictor",
     "neuron_values",
     "normalise",
     "resolve_thresholds",
