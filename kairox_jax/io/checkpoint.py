@@ -67,19 +67,24 @@ class Checkpoint:
         """
         return read_entry(self._file, self._entry(name))
 
-    def packed(self, name: str) -> PackedRows | None:
+    def packed(self, name: str, *, transposed: bool = False) -> PackedRows | None:
         """Return a canonical matrix in the file's own row format, unchecked (see ``check_packed``).
 
         Rows stay as they are in the file: a read-only view of it, or a copy where their order differs (q, k).
 
+        Args:
+            name: canonical name.
+            transposed: ask for the rows of a file that keeps the matrix the other way round, such as [D, F]
+                for ``w_down``.
+
         Returns:
-            The rows; None for a vector, for a matrix that the file keeps the other way round, and for
-            formats that ``kairox_jax.quant`` does not know: read those with ``tensor``.
+            The rows; None for a vector, for a matrix that the file keeps in the other direction than asked for,
+            and for formats that ``kairox_jax.quant`` does not know: read those with ``tensor``.
 
         Raises:
             ValueError: the checkpoint has no such weight.
         """
-        return pack_entry(self._file, self._entry(name))
+        return pack_entry(self._file, self._entry(name), transposed=transposed)
 
     def release(self) -> None:
         """Give back the memory of the file's pages that ``packed`` rows brought in; the rows stay valid.
@@ -89,12 +94,13 @@ class Checkpoint:
         self._file.release()
 
     def check_packed(self, name: str) -> None:
-        """Check what ``packed`` gives.
+        """Check what ``packed`` gives, in whichever direction the file keeps the matrix.
 
         Raises:
             FormatError: it holds a NaN or an infinity.
         """
-        packed, source = self.packed(name), self._entry(name).source
+        entry = self._entry(name)
+        packed, source = pack_entry(self._file, entry, transposed=entry.transpose), entry.source
         if packed is not None:
             check_packed(packed, self._file.path_of(source), source)
 

@@ -139,10 +139,13 @@ def _read_rows(raw: np.ndarray, fmt: str, rows: np.ndarray | None, entry: Entry)
     return out
 
 
-def pack_entry(file: TensorFile, entry: Entry) -> PackedRows | None:
-    """Return a canonical matrix in the file's own row format, or None where it has none."""
+def pack_entry(file: TensorFile, entry: Entry, *, transposed: bool = False) -> PackedRows | None:
+    """Return a matrix in the file's own row format, or None where it has none.
+
+    ``transposed`` asks for the rows of a file that keeps the canonical matrix the other way round.
+    """
     raw, fmt = file.raw(entry.source)
-    if entry.transpose or raw.ndim != 2 or fmt not in FORMATS:
+    if entry.transpose != transposed or raw.ndim != 2 or fmt not in FORMATS:
         return None
     return PackedRows(data=raw if entry.rows is None else raw[entry.rows()], format=fmt)
 
