@@ -16,7 +16,6 @@ from numba import prange
 from kairox_jax.config import ModelConfig
 from kairox_jax.host import rows, threads
 from kairox_jax.host.compile import kernel
-from kairox_jax.host.loops import _dot as dot_row
 from kairox_jax.quant import PackedRows
 
 ROWS_PER_CHUNK = 48
@@ -67,14 +66,15 @@ def _attend(query, keys, values, scores, out):
 
 
 @kernel(parallel=True)
-def _product(x, matrix, code, out):
+def _product(x, matrix, mark, out):
     """Write x [B, num] times the rows of a packed matrix to out [B, rows]."""
     num_rows = matrix.shape[0]
     for c in prange((num_rows + ROWS_PER_CHUNK - 1) // ROWS_PER_CHUNK):
         for r in range(c * ROWS_PER_CHUNK, min((c + 1) * ROWS_PER_CHUNK, num_rows)):
             row = matrix.ctypes.data + r * matrix.shape[1]
             for b in range(x.shape[0]):
-                out[b, r] = dot_row(code, row, x.ctypes.data + 4 * b * x.shape[1], x.shape[1])
+                x_row = x.ctypes.data + 4 * b * x.shape[1]
+                out[b, r] = rows.dot(mark, row, x_row, x.shape[1], row + matrix.shape[1])
 
 
 @kernel(parallel=True)
@@ -96,13 +96,13 @@ def _attend_all(qkv, keys, values, positions, scores, mixed):
 
 @kernel()
 def _front(
-    x, norm, ffn_norm, eps, wqkv, wqkv_code, wo, wo_code, cos, sin, keys, values, positions,
+    x, norm, ffn_norm, eps, wqkv, wqkv_mark, wo, wo_mark, cos, sin, keys, values, positions,
     h, qkv, mixed, scores,
 ):  # fmt: skip
     batch, kv_heads, _, size = keys.shape
     heads = mixed.shape[1] // size
     _rms_norm(x, norm, eps, h)
-    _product(h, wqkv, wqkv_code, qkv)
+    _product(h, wqkv, wqkv_mark, qkv)
     for b in range(batch):
         for head in range(heads + kv_heads):
             _rotate(qkv[b, head * size : (head + 1) * size], cos[b], sin[b])
@@ -112,7 +112,7 @@ def _front(
             first += kv_heads * size
             values[b, head, positions[b]] = qkv[b, first : first + size]
     _attend_all(qkv, keys, values, positions, scores, mixed)
-    _product(mixed, wo, wo_code, h)
+    _product(mixed, wo, wo_mark, h)
     for b in range(batch):
         for d in range(x.shape[1]):
             x[b, d] += h[b, d]
@@ -177,7 +177,7 @@ class HostAttention:
         with threads.own():
             _front(
                 x, weights.norm, weights.ffn_norm, np.float32(self.config.norm_eps),
-                weights.wqkv.data, rows.CODES[weights.wqkv.format], weights.wo.data, rows.CODES[weights.wo.format],
+                weights.wqkv.data, rows.MARKS[weights.wqkv.format], weights.wo.data, rows.MARKS[weights.wo.format],
                 cos, sin, keys, values, positions, self._h, self._qkv, self._mixed, self._scores,
             )  # fmt: skip
         return self._h
