@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -48,6 +49,7 @@ class Hybrid:
         policy: decides the moves.
         prior: activation frequencies [L, F], or None.
         slots_per_layer: C.
+        slot_format: of the slot arrays, "packed" or "float32".
         max_moves: the most records of one transfer.
         implementation: of the device kernels; see ``pallas_kernels``.
     """
@@ -62,6 +64,7 @@ class Hybrid:
         policy: Policy,
         prior: Float[np.ndarray, "L F"] | None,
         slots_per_layer: int,
+        slot_format: str,
         max_moves: int,
         implementation: str,
     ) -> None:
@@ -71,9 +74,13 @@ class Hybrid:
         num_layers, num_neurons = config.num_layers, config.num_neurons
         shape = share_slots(policy, slots_per_layer * num_layers, num_layers, num_neurons, prior)
         self.table = SlotTable(num_layers, num_neurons, shape.capacity)
-        slots = [empty_slots(int(capacity), store.layout) for capacity in shape.capacity]
-        self.migrator = Migrator(store, self.table, slots, max_moves=max_moves)
-        self.prefill = Prefill(store, dense, thresholds=thresholds)
+        sizes = zip(shape.capacity.tolist(), store.layouts, strict=True)
+        slots = [empty_slots(capacity, layout, slot_format) for capacity, layout in sizes]
+        self._scales = [None if table is None else jax.device_put(table) for table in store.scales]
+        self.migrator = Migrator(
+            store, self.table, slots, scales=self._scales, slot_format=slot_format, max_moves=max_moves
+        )
+        self.prefill = Prefill(store, dense, thresholds=thresholds, scales=self._scales)
         self.state: Any = policy.init(shape, prior)
         self._resident = resident_program(config.activation, implementation)
         self._shares_cores = isinstance(dense, HostDense)
@@ -167,7 +174,7 @@ class Hybrid:
         if not self._valid[layer].any():
             return self._zero, None
         limit = np.float32(self.thresholds[layer])
-        return self._resident(self.migrator.slots[layer], self._valid[layer], limit, h)
+        return self._resident(self.migrator.slots[layer], self._scales[layer], self._valid[layer], limit, h)
 
     def _residual(
         self, layer: int, h: Float[np.ndarray, "B D"], active: Bool[np.ndarray, " F"]
@@ -184,7 +191,8 @@ class Hybrid:
         shared = self._shares_cores and self._valid[layer].any()
         residual_ffn(
             h, records, None, outside, len(outside), self.rule, limit, y, fired,
-            layout=self.store.layout, num_threads=max(1, thread_count() - 1) if shared else None,
+            layout=self.store.layouts[layer], scales=self.store.scales[layer],
+            num_threads=max(1, thread_count() - 1) if shared else None,
         )  # fmt: skip
         active[outside[fired.any(axis=0)]] = True
         return y
@@ -222,7 +230,7 @@ class Hybrid:
                 cpu_ms_per_record=cpu_ms_per_record,
                 link_ms_per_record=self.migrator.ms_per_record,
                 window_ms=window_ms,
-                record_bytes=self.store.record_bytes,
+                record_bytes=self.store.record_bytes(layer),
             )
             held = self.table.held(layer)
             self.state, plan = self.policy.plan(self.state, layer, active[layer], held, costs)
@@ -252,7 +260,11 @@ class Hybrid:
         for _ in range(4):
             begin = perf_counter()
             y, _ = self._resident(
-                self.migrator.slots[layer], every, np.float32(self.thresholds[layer]), self._zero
+                self.migrator.slots[layer],
+                self._scales[layer],
+                every,
+                np.float32(self.thresholds[layer]),
+                self._zero,
             )
             y.block_until_ready()
             times.append((perf_counter() - begin) * 1e3)

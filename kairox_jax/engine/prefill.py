@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -14,6 +14,7 @@ from kairox_jax.config import ModelConfig
 from kairox_jax.engine.programs import Leaves, Rebuild, attend_length, prefill_program
 from kairox_jax.models import KVCache
 from kairox_jax.placement import NeuronStore
+from kairox_jax.quant import SharedScales
 
 CHUNKS = (16, 64, 256)  # padded lengths of a piece of prompt, so that three shapes compile
 
@@ -57,12 +58,20 @@ class Prefill:
         store: every neuron's record.
         dense: the dense part, whose cache is filled.
         thresholds: activation threshold of each layer, float32 [L].
+        scales: the store's tables, on the device.
     """
 
-    def __init__(self, store: NeuronStore, dense: DensePart, *, thresholds: Float[np.ndarray, " L"]) -> None:
-        self.store, self.dense, self.thresholds = store, dense, thresholds
+    def __init__(
+        self,
+        store: NeuronStore,
+        dense: DensePart,
+        *,
+        thresholds: Float[np.ndarray, " L"],
+        scales: Sequence[SharedScales | None],
+    ) -> None:
+        self.store, self.dense, self.thresholds, self.scales = store, dense, thresholds, scales
         config = dense.config
-        self._layer = prefill_program(dense.rebuild, config.norm_eps, config.activation, store.layout)
+        self._layer = prefill_program(dense.rebuild, config.norm_eps, config.activation)
 
     def __call__(self, ids: Int[np.ndarray, " T"], start: int) -> Float[Array, "1 D"]:
         """Run the tokens of one sequence.
@@ -96,11 +105,13 @@ class Prefill:
                 dense.attention[layer],
                 dense.ffn_norms[layer],
                 records,
+                self.scales[layer],
                 jnp.float32(self.thresholds[layer]),
                 x,
                 start,
                 dense.cache(layer),
                 attend,
+                self.store.layouts[layer],
             )
             dense.put_cache(layer, cache, start=first, end=last)
             records = following

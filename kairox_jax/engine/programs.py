@@ -7,15 +7,16 @@ dispatching a module through ``nnx.jit`` costs tens of milliseconds for a few hu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from kairox_jax.models import KVCache, neuron_values, rms_norm
-from kairox_jax.placement import SlotArrays, unpack_records
-from kairox_jax.quant import RecordLayout
+from kairox_jax.placement import SlotArrays, down_rows, unpack_records
+from kairox_jax.quant import RecordLayout, SharedScales
+from pallas_kernels import Rows
 from pallas_kernels.gather_down import gather_down
 from pallas_kernels.gather_gate_up import gather_gate_up
 
@@ -88,12 +89,11 @@ def front_program(rebuild: Rebuild, eps: float) -> Callable[..., tuple[Array, Ar
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
 
 
-def prefill_program(
-    rebuild: Rebuild, eps: float, activation: str, layout: RecordLayout
-) -> Callable[..., tuple[Array, KVCache]]:
+def prefill_program(rebuild: Rebuild, eps: float, activation: str) -> Callable[..., tuple[Array, KVCache]]:
     """Compile a layer over many tokens with the FFN read from its neuron records.
 
-    ``(leaves, ffn_norm [D], records [F,bytes], threshold [], x [B,T,D], start [B], cache, attend) -> x, cache``.
+    ``(leaves, ffn_norm [D], records [F,bytes], scales, threshold [], x [B,T,D], start [B], cache, attend, layout)
+    -> x, cache``; ``scales`` is the layer's table of shared scales, or None.
     Every neuron is computed and the inactive ones are dropped: the same function as ``exact``. The records are an
     argument, so that they are streamed to a device that cannot hold them, one layer ahead of the computation.
     """
@@ -102,20 +102,22 @@ def prefill_program(
         leaves: Leaves,
         ffn_norm: Array,
         records: Array,
+        scales: SharedScales | None,
         threshold: Array,
         x: Array,
         start: Array,
         cache: KVCache,
         attend: int,
+        layout: RecordLayout,
     ) -> tuple[Array, KVCache]:
         y, cache = rebuild(leaves)(x, start, cache, attend=attend)
         x = x + y
         h = rms_norm(x, ffn_norm, eps)
-        gate, up, down = unpack_records(records, layout)
+        gate, up, down = unpack_records(records, layout, scales)
         z, _ = neuron_values(h @ gate.T, h @ up.T, activation, threshold)
         return x + z @ down, cache
 
-    return jax.jit(run, static_argnames="attend", donate_argnames="cache")
+    return jax.jit(run, static_argnames=("attend", "layout"), donate_argnames="cache")
 
 
 def resident_program(
@@ -123,11 +125,15 @@ def resident_program(
 ) -> Callable[..., tuple[Float[Array, "B D"], Bool[Array, "B C"]]]:
     """Compile the residents' share of an FFN.
 
-    ``(slots, valid [C], threshold [], h [B,D]) -> y [B,D], active [B,C]``: which slots' neurons were active.
+    ``(slots, scales, valid [C], threshold [], h [B,D]) -> y [B,D], active [B,C]``: which slots' neurons were
+    active; ``scales`` is the layer's table of shared scales, or None.
     """
 
-    def run(slots: SlotArrays, valid: Array, threshold: Array, h: Array) -> tuple[Array, Array]:
-        gate, up, down = slots
+    def run(
+        slots: SlotArrays, scales: SharedScales | None, valid: Array, threshold: Array, h: Array
+    ) -> tuple[Array, Array]:
+        gate, up = cast(tuple[Rows, Rows], slots[:-1])
+        down = down_rows(slots, scales)
         limit = threshold if activation in ("silu", "fatrelu") else None
         values = gather_gate_up(
             h,
@@ -143,7 +149,7 @@ def resident_program(
         y = gather_down(
             values, down, None, None, valid=valid, implementation=implementation, deterministic=True
         )
-        return y, values != 0
+        return y[:, : h.shape[1]], values != 0  # shared scales pad D to whole blocks
 
     return jax.jit(run)
 
