@@ -26,11 +26,20 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-from pallas_kernels import empty_rows, gather_down, gather_gate_up, slot_scatter  # noqa: E402
+from pallas_kernels import (  # noqa: E402
+    ColumnRows,
+    empty_codes,
+    empty_rows,
+    gather_down,
+    gather_gate_up,
+    slot_scatter,
+)
+from pallas_kernels.block_rows import FORMATS as BLOCKED  # noqa: E402
 from pallas_kernels.shapes import LLAMA_7B  # noqa: E402
 
 ARCHS = (86, 89, 90)
-DTYPES = ("float32", "bfloat16", "float16", "q8_0", "q4_0")
+COLUMNS = tuple(f"{name}_column" for name in BLOCKED)
+DTYPES = ("float32", "bfloat16", "float16", *BLOCKED, *COLUMNS)
 BATCHES = (1, 2, 4, 8)
 NUM_SLOTS, NUM_LISTED, NUM_STAGED = 4096, 2048, 64
 ON_CUDA: dict[str, Any] = {"implementation": "pallas", "platform": "cuda"}
@@ -77,6 +86,8 @@ def compile_all(
     table = operations()
     for op in ops or tuple(table):
         for dtype in dtypes:
+            if dtype in COLUMNS and not op.startswith("gather_down"):
+                continue  # only down weights are kept as columns
             for batch in (1,) if op == "slot_scatter" else batches:
                 kernels = _triton_kernels(*table[op](dtype, batch))
                 for arch in archs:
@@ -106,7 +117,7 @@ def _down(deterministic: bool, dtype: str, batch: int) -> tuple[Callable, tuple]
 
 
 def _scatter(dtype: str) -> tuple[Callable, tuple]:
-    row_bytes = {"q8_0": 34, "q4_0": 18}.get(dtype, 0) * LLAMA_7B.d // 32
+    row_bytes = {"q8_0": 34, "q4_0": 18, "q4_1": 20}.get(dtype, 0) * LLAMA_7B.d // 32
     staging = jax.ShapeDtypeStruct((NUM_STAGED, 3, row_bytes or LLAMA_7B.d), "uint8" if row_bytes else dtype)
     slots = jax.ShapeDtypeStruct((NUM_STAGED,), jnp.int32)
     return lambda *args: slot_scatter(*args, **ON_CUDA), ((_rows(dtype),) * 3, staging, slots)
@@ -117,9 +128,19 @@ def _shape(*dims: int) -> jax.ShapeDtypeStruct:
 
 
 def _rows(dtype: str):
-    if dtype in ("q8_0", "q4_0"):
+    if dtype in COLUMNS:
+        return jax.eval_shape(lambda: _columns(dtype.removesuffix("_column")))
+    if dtype in BLOCKED:
         return jax.eval_shape(lambda: empty_rows(NUM_SLOTS, LLAMA_7B.d, dtype))
     return jax.ShapeDtypeStruct((NUM_SLOTS, LLAMA_7B.d), dtype)
+
+
+def _columns(fmt: str) -> ColumnRows:
+    table = jnp.zeros((LLAMA_7B.f // 32, LLAMA_7B.d), jnp.float16)
+    blocks = jnp.zeros(NUM_SLOTS, jnp.int32)
+    return ColumnRows(
+        empty_codes(NUM_SLOTS, LLAMA_7B.d, fmt), blocks, table, table if fmt == "q4_1" else None
+    )
 
 
 def _listed() -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:

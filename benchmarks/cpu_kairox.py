@@ -152,7 +152,8 @@ class KairoxRival:
         always = 2 if config.gated and config.activation == "silu" else 1
         outside = config.num_neurons - self._last["resident"] / layers
         residual = self._last["residual"] / steps / layers
-        host = neuron_bytes(outside, residual, hybrid.store.layout.row_bytes, always=always)
+        host = neuron_bytes(outside, residual, hybrid.store.layouts[0].row_bytes, always=always)
+        host += hybrid.store.scales[0].nbytes if hybrid.store.scales[0] is not None and residual else 0
         device = 0.0
         if slots:
             # XLA's CPU programs read every row of every slot and mask afterwards.

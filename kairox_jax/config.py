@@ -17,6 +17,7 @@ ACTIVATIONS = ("silu", "relu", "relu2", "fatrelu", "drelu")
 NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rotary", "learned")
 ROPE_SCALINGS = ("linear", "llama3", "factors")
+SLOT_FORMATS = ("auto", "packed", "float32")
 MODES = ("dense", "exact")
 MAX_PENALTY, MAX_BIAS, MAX_LOGPROBS = 2, 100, 20  # as OpenAI's API has them
 
@@ -237,6 +238,8 @@ class PlacementConfig:
     Attributes:
         vram_budget_bytes: bytes of device memory for everything, or None for no limit.
         gpu_cache_neurons: slots per layer, or None to take what the budget leaves.
+        slot_format: what a device slot holds: ``packed`` the file's own blocks, ``float32`` unpacked weights;
+            ``auto`` is packed on accelerators, float32 on XLA's CPU backend.
         policy: a key of ``kairox_jax.balancing.POLICIES``.
         tam_beta: momentum kept per step, in [0, 1).
         tam_threshold: momentum from which a neuron is promoted, in (0, 1].
@@ -247,6 +250,7 @@ class PlacementConfig:
 
     vram_budget_bytes: int | None = None
     gpu_cache_neurons: int | None = None
+    slot_format: str = "auto"
     policy: str = "guide"
     tam_beta: float = 0.90
     tam_threshold: float = 0.35
@@ -259,6 +263,8 @@ class PlacementConfig:
             raise ValueError(f"--vram-budget {self.vram_budget_bytes} must be above zero")
         if self.gpu_cache_neurons is not None and self.gpu_cache_neurons < 0:
             raise ValueError(f"--gpu-cache-neurons {self.gpu_cache_neurons} must not be negative")
+        if self.slot_format not in SLOT_FORMATS:
+            raise ValueError(f"slot_format {self.slot_format!r} is not one of {', '.join(SLOT_FORMATS)}")
         if not 0 <= self.tam_beta < 1:
             raise ValueError(f"--tam-beta {self.tam_beta} must be in [0, 1)")
         if not 0 < self.tam_threshold <= 1:

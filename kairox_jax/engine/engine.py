@@ -34,7 +34,7 @@ from kairox_jax.host import MAX_BATCH, limit_threads, thread_count
 from kairox_jax.io import Checkpoint, TraceRecorder, open_checkpoint
 from kairox_jax.models import find_sparsity, gate_thresholded, load_decoder, resolve_thresholds
 from kairox_jax.nvidia import limit_device_memory
-from kairox_jax.placement import BudgetPlan, load_store, record_layout
+from kairox_jax.placement import BudgetPlan, load_store, record_layouts, resolve_slot_format
 from pallas_kernels.implementations import resolve_implementation
 
 logger = logging.getLogger("kairox")
@@ -84,7 +84,7 @@ class Engine:
         self.context_length = resolve_context(config, context_length)
         self.plan = make_plan(
             config,
-            record_layout(checkpoint),
+            record_layouts(checkpoint),
             mode=mode,
             placement=placement,
             context_length=self.context_length,
@@ -104,6 +104,7 @@ class Engine:
         self._lock, self._busy_thread = Lock(), 0
         self.policy_name = None if mode == "dense" else placement.policy
         self.implementation = resolve_implementation("auto", self.device.platform)
+        self.slot_format = resolve_slot_format(placement.slot_format, self.device.platform)
         if mode == "dense" and self.device.platform != "cpu":
             decoder = load_decoder(checkpoint)
             self._whole = Whole(decoder, batch=parallel, context_length=self.context_length)
@@ -146,6 +147,7 @@ class Engine:
             policy=policy,
             prior=prior,
             slots_per_layer=0 if self.mode == "dense" else self.plan.slots_per_layer,
+            slot_format=self.slot_format,
             max_moves=placement.max_moves,
             implementation=self.implementation,
         )
@@ -250,8 +252,9 @@ class Engine:
             return f"{device} | dense: all {self.config.num_neurons} neurons a layer, {where}"
         return (
             f"{device} | attention and output: {self._hybrid.dense.name} | {self.plan.slots_per_layer} of "
-            f"{self.config.num_neurons} neurons a layer in device slots ({self.implementation} kernels), the active "
-            f"rest on the host ({self.threads} threads) | policy {self.policy_name}"
+            f"{self.config.num_neurons} neurons a layer in {self.slot_format} device slots "
+            f"({self.implementation} kernels), the active rest on the host ({self.threads} threads) "
+            f"| policy {self.policy_name}"
         )
 
     def placement(self) -> dict[str, Any]:
@@ -263,6 +266,7 @@ class Engine:
             "neurons": "host" if self.mode == "dense" else "device slots and host",
             "slots_per_layer": self._hybrid.table.capacity.tolist(),
             "device_kernels": self.implementation,
+            "slot_format": self.slot_format,
             "host_threads": self.threads,
         }
 
@@ -371,7 +375,7 @@ def plan_only(
     checkpoint = open_checkpoint(model)
     return make_plan(
         checkpoint.config,
-        record_layout(checkpoint),
+        record_layouts(checkpoint),
         mode=mode,
         placement=PlacementConfig() if placement is None else placement,
         context_length=resolve_context(checkpoint.config, context_length),

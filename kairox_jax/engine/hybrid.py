@@ -51,6 +51,7 @@ class Hybrid:
         policy: decides the moves.
         prior: activation frequencies [L, F], or None.
         slots_per_layer: C.
+        slot_format: of the slot arrays, "packed" or "float32".
         max_moves: the most records of one transfer.
         implementation: of the device kernels; see ``pallas_kernels``.
     """
@@ -65,6 +66,7 @@ class Hybrid:
         policy: Policy,
         prior: Float[np.ndarray, "L F"] | None,
         slots_per_layer: int,
+        slot_format: str,
         max_moves: int,
         implementation: str,
     ) -> None:
@@ -74,9 +76,13 @@ class Hybrid:
         num_layers, num_neurons = config.num_layers, config.num_neurons
         shape = share_slots(policy, slots_per_layer * num_layers, num_layers, num_neurons, prior)
         self.table = SlotTable(num_layers, num_neurons, shape.capacity)
-        slots = [empty_slots(int(capacity), store.layout) for capacity in shape.capacity]
-        self.migrator = Migrator(store, self.table, slots, max_moves=max_moves)
-        self.prefill = Prefill(store, dense, thresholds=thresholds)
+        sizes = zip(shape.capacity.tolist(), store.layouts, strict=True)
+        slots = [empty_slots(capacity, layout, slot_format) for capacity, layout in sizes]
+        self._scales = [None if table is None else jax.device_put(table) for table in store.scales]
+        self.migrator = Migrator(
+            store, self.table, slots, scales=self._scales, slot_format=slot_format, max_moves=max_moves
+        )
+        self.prefill = Prefill(store, dense, thresholds=thresholds, scales=self._scales)
         self.state: Any = policy.init(shape, prior)
         self._resident = resident_program(config.activation, implementation)
         self._shares_cores = isinstance(dense, HostDense)
@@ -182,8 +188,8 @@ class Hybrid:
         if not self._valid[layer].any():
             return self._zero[: len(h)], None
         limit = np.float32(self.thresholds[layer])
-        slots, biases = self.migrator.slots[layer], self._slot_biases[layer]
-        return self._resident(slots, biases, self._valid[layer], limit, h)
+        slots, scales, biases = self.migrator.slots[layer], self._scales[layer], self._slot_biases[layer]
+        return self._resident(slots, scales, biases, self._valid[layer], limit, h)
 
     def _residual(
         self, layer: int, h: Float[np.ndarray, "n D"], users: UInt8[np.ndarray, " F"]
@@ -201,7 +207,8 @@ class Hybrid:
         shared = self._shares_cores and self._valid[layer].any()
         residual_ffn(
             h, records, biases, outside, len(outside), self.rule, limit, y, fired,
-            layout=self.store.layout, num_threads=max(1, thread_count() - 1) if shared else None,
+            layout=self.store.layouts[layer], scales=self.store.scales[layer],
+            num_threads=max(1, thread_count() - 1) if shared else None,
         )  # fmt: skip
         users[outside] = fired[0] if len(h) == 1 else fired.sum(axis=0, dtype=np.uint8)
         if self.dense.down_biases is not None:
@@ -242,7 +249,7 @@ class Hybrid:
                 cpu_ms_per_record=cpu_ms_per_record,
                 link_ms_per_record=self.migrator.ms_per_record,
                 window_ms=window_ms,
-                record_bytes=self.store.record_bytes,
+                record_bytes=self.store.record_bytes(layer),
             )
             held = self.table.held(layer)
             self.state, plan = self.policy.plan(self.state, layer, active[layer], held, costs)
@@ -276,6 +283,7 @@ class Hybrid:
             begin = perf_counter()
             y, _ = self._resident(
                 self.migrator.slots[layer],
+                self._scales[layer],
                 self._slot_biases[layer],
                 every,
                 np.float32(self.thresholds[layer]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,9 +15,9 @@ from kairox_jax.config import ModelConfig, PlacementConfig
 from kairox_jax.engine.prefill import CHUNKS
 from kairox_jax.engine.programs import cache_length
 from kairox_jax.models import check_mode
-from kairox_jax.placement import BudgetPlan, Needs, plan_budget, slot_bytes
+from kairox_jax.placement import BudgetPlan, Needs, plan_budget, resolve_slot_format, slot_bytes
 from kairox_jax.placement.planner import FLOAT_BYTES, REMEDY
-from kairox_jax.quant import RecordLayout
+from kairox_jax.quant import RecordLayout, scales_bytes
 
 DEFAULT_CONTEXT = 2048
 # What a CUDA context and XLA's runtime keep of a card's memory before the first array.
@@ -115,27 +116,34 @@ def dense_weight_count(config: ModelConfig) -> int:
 
 def estimate_needs(
     config: ModelConfig,
-    layout: RecordLayout,
+    layouts: Sequence[RecordLayout],
     *,
+    slot_format: str,
     context_length: int,
     parallel: int,
     max_moves: int,
     on_accelerator: bool,
 ) -> Needs:
-    """Return the bytes of everything but slots, from sizes alone (no weight is read)."""
+    """Return the bytes of everything but slots, from sizes alone (no weight is read).
+
+    A slot counts as the mean over layers, which may keep other formats.
+    """
     length, chunk = cache_length(context_length), CHUNKS[-1]
     positions = config.num_layers * length * config.num_kv_heads * config.head_dim
+    record_bytes = max(layout.record_bytes for layout in layouts)
     # Packed records of two layers, and one of them unpacked; the prefill's biases stay, of all layers.
-    streamed = config.num_neurons * (STREAMED_LAYERS * layout.record_bytes + slot_bytes(layout))
-    bias_bytes = (len(layout.formats) - 1) * FLOAT_BYTES * config.ffn_bias
+    unpacked = max(slot_bytes(layout, "float32") for layout in layouts)
+    streamed = config.num_neurons * (STREAMED_LAYERS * record_bytes + unpacked)
+    bias_bytes = (len(layouts[0].formats) - 1) * FLOAT_BYTES * config.ffn_bias
     streamed += config.num_layers * config.num_neurons * bias_bytes
     wide = max(3 * config.num_neurons, 4 * config.d_model, config.num_heads * length)
+    tables = sum(scales_bytes(layout.formats[-1], config.d_model, config.num_neurons) for layout in layouts)
     return Needs(
-        dense_bytes=dense_weight_count(config) * FLOAT_BYTES,
+        dense_bytes=dense_weight_count(config) * FLOAT_BYTES + tables,
         cache_bytes=2 * parallel * positions * FLOAT_BYTES,
-        workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * layout.record_bytes,
+        workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * record_bytes,
         runtime_bytes=RUNTIME_BYTES if on_accelerator else 0,
-        slot_bytes=slot_bytes(layout) + bias_bytes,
+        slot_bytes=-(-sum(slot_bytes(layout, slot_format) for layout in layouts) // len(layouts)) + bias_bytes,
     )
 
 
@@ -162,7 +170,7 @@ def _known_free_bytes(device: DeviceFacts, placement: PlacementConfig) -> int | 
 
 def make_plan(
     config: ModelConfig,
-    layout: RecordLayout,
+    layouts: Sequence[RecordLayout],
     *,
     mode: str,
     placement: PlacementConfig,
@@ -181,7 +189,8 @@ def make_plan(
         placement = replace(placement, gpu_cache_neurons=config.num_neurons)
     needs = estimate_needs(
         config,
-        layout,
+        layouts,
+        slot_format=resolve_slot_format(placement.slot_format, device.platform),
         context_length=context_length,
         parallel=parallel,
         max_moves=placement.max_moves,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -14,6 +14,7 @@ from kairox_jax.config import ModelConfig
 from kairox_jax.engine.programs import Leaves, Rebuild, attend_length, prefill_program
 from kairox_jax.models import KVCache, Norm
 from kairox_jax.placement import NeuronStore
+from kairox_jax.quant import SharedScales
 
 CHUNKS = (16, 64, 256)  # padded lengths of a piece of prompt, so that three shapes compile
 
@@ -58,11 +59,19 @@ class Prefill:
         store: every neuron's record.
         dense: the dense part, whose cache is filled.
         thresholds: activation threshold of each layer, float32 [L].
+        scales: the store's tables, on the device.
     """
 
-    def __init__(self, store: NeuronStore, dense: DensePart, *, thresholds: Float[np.ndarray, " L"]) -> None:
-        self.store, self.dense, self.thresholds = store, dense, thresholds
-        self._layer = prefill_program(dense.rebuild, dense.config, store.layout)
+    def __init__(
+        self,
+        store: NeuronStore,
+        dense: DensePart,
+        *,
+        thresholds: Float[np.ndarray, " L"],
+        scales: Sequence[SharedScales | None],
+    ) -> None:
+        self.store, self.dense, self.thresholds, self.scales = store, dense, thresholds, scales
+        self._layer = prefill_program(dense.rebuild, dense.config)
         self._biases: list[tuple[Array, Array] | None] = [None] * dense.config.num_layers
         if store.biases is not None and dense.down_biases is not None:
             pairs = zip(store.biases, dense.down_biases, strict=True)
@@ -104,6 +113,7 @@ class Prefill:
                 dense.attention[layer],
                 dense.ffn_norms[layer],
                 records,
+                self.scales[layer],
                 self._biases[layer],
                 jnp.float32(self.thresholds[layer]),
                 x,
@@ -111,6 +121,7 @@ class Prefill:
                 rows,
                 cache,
                 attend,
+                self.store.layouts[layer],
             )
             dense.put_cache(layer, cache, row, start=first, end=last)
             records = following

@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.models import KVCache, Norm, neuron_values, normalise
-from kairox_jax.placement import SlotArrays, unpack_records
-from kairox_jax.quant import RecordLayout
+from kairox_jax.placement import SlotArrays, down_rows, unpack_records
+from kairox_jax.quant import RecordLayout, SharedScales
 from pallas_kernels.gather_down import gather_down
 from pallas_kernels.gather_gate_up import gather_gate_up
 
@@ -136,22 +136,21 @@ def front_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tuple[
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
 
 
-def prefill_program(
-    rebuild: Rebuild, config: ModelConfig, layout: RecordLayout
-) -> Callable[..., tuple[Array, KVCache]]:
+def prefill_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tuple[Array, KVCache]]:
     """Compile a layer over many tokens with the FFN read from its neuron records.
 
-    ``(leaves, ffn_norm, records [F,bytes], biases, threshold [], x [n,T,D], start [n], rows, cache, attend)
-    -> x, cache``, rows as for ``front_program``,
-    with biases up [F] and down [D], or None. Every neuron is computed and the inactive ones are dropped: the same
-    function as ``exact``. The records are an argument, so that they are streamed to a device that cannot hold them,
-    one layer ahead of the computation.
+    ``(leaves, ffn_norm, records [F,bytes], scales, biases, threshold [], x [n,T,D], start [n], rows, cache, attend,
+    layout) -> x, cache``: ``scales`` is the layer's table of shared scales or None, ``biases`` are up [F] and down
+    [D] or None, ``rows`` is as for ``front_program``. Every neuron is computed and the inactive ones are dropped:
+    the same function as ``exact``. The records are an argument, so that they are streamed to a device that cannot
+    hold them, one layer ahead of the computation.
     """
 
     def run(
         leaves: Leaves,
         ffn_norm: Norm[Array],
         records: Array,
+        scales: SharedScales | None,
         biases: tuple[Array, Array] | None,
         threshold: Array,
         x: Array,
@@ -159,18 +158,19 @@ def prefill_program(
         rows: Array | None,
         cache: KVCache,
         attend: int,
+        layout: RecordLayout,
     ) -> tuple[Array, KVCache]:
         y, cache = _attend_rows(rebuild(leaves), x, start, rows, cache, attend)
         attended = x + y
         h = _ffn_input(config, ffn_norm, x, attended)
-        *gate, up, down = unpack_records(records, layout)
+        *gate, up, down = unpack_records(records, layout, scales)
         gate_product, up_product = h @ gate[0].T if gate else None, h @ up.T
         if biases is not None:
             up_product, attended = up_product + biases[0][None, None, :], attended + biases[1][None, None, :]
         z, _ = neuron_values(gate_product, up_product, config.activation, threshold)
         return attended + z @ down, cache
 
-    return jax.jit(run, static_argnames="attend", donate_argnames="cache")
+    return jax.jit(run, static_argnames=("attend", "layout"), donate_argnames="cache")
 
 
 def resident_program(
@@ -178,15 +178,20 @@ def resident_program(
 ) -> Callable[..., tuple[Float[Array, "B D"], Bool[Array, "B C"]]]:
     """Compile the residents' share of an FFN.
 
-    ``(slots, biases [C,R-1] or None, valid [C], threshold [], h [B,D]) -> y [B,D], active [B,C]``: which slots'
-    neurons were active.
+    ``(slots, scales, biases [C,R-1] or None, valid [C], threshold [], h [B,D]) -> y [B,D], active [B,C]``: which
+    slots' neurons were active; ``scales`` is the layer's table of shared scales, or None.
     """
 
     def run(
-        slots: SlotArrays, biases: Array | None, valid: Array, threshold: Array, h: Array
+        slots: SlotArrays,
+        scales: SharedScales | None,
+        biases: Array | None,
+        valid: Array,
+        threshold: Array,
+        h: Array,
     ) -> tuple[Array, Array]:
-        *gates, up, down = slots
-        gate = gates[0] if gates else None
+        *gates, up = slots[:-1]
+        gate, down = gates[0] if gates else None, down_rows(slots, scales)
         by_row = None if biases is None else (biases[:, 0] if gates else None, biases[:, -1])
         limit = threshold if activation in ("silu", "fatrelu") else None
         values = gather_gate_up(
@@ -204,7 +209,7 @@ def resident_program(
         y = gather_down(
             values, down, None, None, valid=valid, implementation=implementation, deterministic=True
         )
-        return y, values != 0
+        return y[:, : h.shape[1]], values != 0  # shared scales pad D to whole blocks
 
     return jax.jit(run)
 

@@ -83,11 +83,11 @@ def _attend(query, keys, values, scores, out):
 
 
 @kernel(parallel=True)
-def _product(x, matrix, code, out):
+def _product(x, matrix, mark, out):
     """Write x [B, num] times the rows of a packed matrix to out [B, rows]."""
     num_rows = matrix.shape[0]
     for c in prange((num_rows + ROWS_PER_CHUNK - 1) // ROWS_PER_CHUNK):
-        product_rows(x, matrix, code, c * ROWS_PER_CHUNK, min((c + 1) * ROWS_PER_CHUNK, num_rows), out)
+        product_rows(x, matrix, mark, c * ROWS_PER_CHUNK, min((c + 1) * ROWS_PER_CHUNK, num_rows), out)
 
 
 @kernel(parallel=True)
@@ -110,13 +110,13 @@ def _attend_all(qkv, keys, values, cache_rows, positions, window, scores, mixed)
 
 @kernel()
 def _front(
-    x, norm, norm_bias, ffn_norm, ffn_norm_bias, eps, parallel_block, wqkv, wqkv_code, bqkv, wo, wo_code, bo,
+    x, norm, norm_bias, ffn_norm, ffn_norm_bias, eps, parallel_block, wqkv, wqkv_mark, bqkv, wo, wo_mark, bo,
     cos, sin, keys, values, cache_rows, positions, window, h, qkv, mixed, scores, attended,
 ):  # fmt: skip
     batch, kv_heads, size = x.shape[0], keys.shape[1], keys.shape[3]
     heads = mixed.shape[1] // size
     _norm(x, norm, norm_bias, eps, h)
-    _product(h, wqkv, wqkv_code, qkv)
+    _product(h, wqkv, wqkv_mark, qkv)
     _add(bqkv, qkv)
     for b in range(batch):
         for head in range(heads + kv_heads):
@@ -127,7 +127,7 @@ def _front(
             first += kv_heads * size
             values[cache_rows[b], head, positions[b]] = qkv[b, first : first + size]
     _attend_all(qkv, keys, values, cache_rows, positions, window, scores, mixed)
-    _product(mixed, wo, wo_code, attended)
+    _product(mixed, wo, wo_mark, attended)
     _add(bo, attended)
     if parallel_block:
         _norm(x, ffn_norm, ffn_norm_bias, eps, h)
@@ -213,8 +213,8 @@ class HostAttention:
             _front(
                 x, weights.norm, weights.norm_bias, weights.ffn_norm, weights.ffn_norm_bias,
                 np.float32(self.config.norm_eps), self.config.parallel_block,
-                weights.wqkv.data, rows.CODES[weights.wqkv.format], weights.bqkv,
-                weights.wo.data, rows.CODES[weights.wo.format], weights.bo,
+                weights.wqkv.data, rows.MARKS[weights.wqkv.format], weights.bqkv,
+                weights.wo.data, rows.MARKS[weights.wo.format], weights.bo,
                 cos, sin, keys, values, cache_rows, positions, self._window,
                 self._h[:n], self._qkv[:n], self._mixed[:n], self._scores, self._attended[:n],
             )  # fmt: skip

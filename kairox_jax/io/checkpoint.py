@@ -40,7 +40,7 @@ from kairox_jax.io.weights import (
     packed_format,
     read_entry,
 )
-from kairox_jax.quant import PackedRows
+from kairox_jax.quant import FORMATS, PackedRows
 
 logger = logging.getLogger("kairox")
 
@@ -98,19 +98,24 @@ class Checkpoint:
         """
         return read_entry(self._file, self._entry(name))
 
-    def packed(self, name: str) -> PackedRows | None:
+    def packed(self, name: str, *, transposed: bool = False) -> PackedRows | None:
         """Return a canonical matrix in the file's own row format, unchecked (see ``check_packed``).
 
         Rows stay as they are in the file: a read-only view of it, or a copy where their order differs (q, k).
 
+        Args:
+            name: canonical name.
+            transposed: ask for the rows of a file that keeps the matrix the other way round, such as [D, F]
+                for ``w_down``.
+
         Returns:
-            The rows; None for a vector, for a matrix of quantised blocks that the file keeps the other way
-            round, and for formats that ``kairox_jax.quant`` does not know: read those with ``tensor``.
+            The rows; None for a vector, for a matrix of quantised blocks that the file keeps in the other direction
+            than asked for, and for formats that ``kairox_jax.quant`` does not know: read those with ``tensor``.
 
         Raises:
             ValueError: the checkpoint has no such weight.
         """
-        return pack_entry(self._file, self._entry(name))
+        return pack_entry(self._file, self._entry(name), transposed=transposed)
 
     def packed_format(self, name: str) -> str | None:
         """Return the format of the rows that ``packed`` gives, without reading them; None where it gives None.
@@ -153,15 +158,15 @@ class Checkpoint:
         self._file.release()
 
     def check_packed(self, name: str) -> None:
-        """Check what ``packed`` gives.
+        """Check what ``packed`` gives, in whichever direction the file keeps the matrix.
 
         Raises:
             FormatError: it holds a NaN or an infinity.
         """
         entry = self._entry(name)
-        if packed_format(self._file, entry) is not None:
+        raw, fmt = self._file.raw(entry.source)
+        if raw.ndim == 2 and fmt in FORMATS:
             # As the file has them: neither transposing nor reordering changes what a weight is.
-            raw, fmt = self._file.raw(entry.source)
             check_packed(PackedRows(data=raw, format=fmt), self._file.path_of(entry.source), entry.source)
 
     def tokenizer(self) -> Tokenizer:

@@ -179,8 +179,15 @@ def packed_format(file: TensorFile, entry: Entry) -> str | None:
     return fmt if known and len(entry.shape) == 2 else None
 
 
-def pack_entry(file: TensorFile, entry: Entry) -> PackedRows | None:
-    """Return a canonical matrix in the file's own row format, or None where it has none."""
+def pack_entry(file: TensorFile, entry: Entry, *, transposed: bool = False) -> PackedRows | None:
+    """Return a canonical matrix in the file's own row format, or None where it has none.
+
+    ``transposed`` asks for the rows of a file that keeps the canonical matrix the other way round.
+    """
+    if transposed:
+        fmt = file.format_of(entry.source)
+        known = entry.transpose and fmt in FORMATS and len(entry.shape) == 2
+        return PackedRows(data=file_rows(file, entry), format=fmt) if known else None
     fmt = packed_format(file, entry)
     if fmt is None:
         return None

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import tiles as t
-from pallas_kernels.block_rows import BlockRows, Rows
+from pallas_kernels.block_rows import Rows
 from pallas_kernels.rules import first_is_active, rule_value
 from pallas_kernels.slots import as_list
 
@@ -33,7 +33,7 @@ def gather_gate_up(
     tiles: t.Tiles | None = None,
 ) -> jax.Array:
     """Return float32 [B, K]; arguments as in ``api.gather_gate_up``, checked there."""
-    tiles = tiles or default_tiles(x.shape[0], up)
+    tiles = tiles or default_tiles(x.shape[0])
     slots, n = as_list(slots, n, valid)
     gate_bias, up_bias = (None, None) if biases is None else biases
     operands = {
@@ -66,9 +66,9 @@ def gather_gate_up(
     )(*(operands[name] for name in names))
 
 
-def default_tiles(batch: int, rows: Rows) -> t.Tiles:
-    """Return tiles that compile with hardly a spill (see the compile report): eight sums want small ones."""
-    return t.Tiles(block_d=128 if batch > 4 and not isinstance(rows, BlockRows) else 256)
+def default_tiles(batch: int) -> t.Tiles:
+    """Return tiles that compile without spills (see the compile report): eight sums want small ones."""
+    return t.Tiles(block_d=128 if batch > 4 else 256)
 
 
 def _kernel(*refs, names: tuple[str, ...], rule: str, block_k: int, block_d: int) -> None:
@@ -83,7 +83,7 @@ def _kernel(*refs, names: tuple[str, ...], rule: str, block_k: int, block_d: int
     threshold = ref["threshold"][0]
 
     def products(name: str, needed: jax.Array) -> tuple[jax.Array, ...]:
-        row_tiles = t.RowTiles(ref[name], ref.get(f"{name}_scales"), block_d)
+        row_tiles = t.RowTiles.of(ref, name, block_d)
         sums = _dots(ref["x"], row_tiles, rows, needed)
         if f"{name}_bias" not in ref:
             return sums

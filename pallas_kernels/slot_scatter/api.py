@@ -63,8 +63,12 @@ def slot_scatter(
     flat = tuple(rows.codes.reshape(rows.shape[0], -1) for rows in blocks)  # [C, bytes], no copy
     codes = scatter(flat, staged.codes.reshape(*per_record, -1), slots)
     scales = scatter(tuple(rows.scales for rows in blocks), staged.scales, slots)
+    minima: tuple[jax.Array | None, ...] = (None,) * len(blocks)
+    if staged.minima is not None:
+        minima = scatter(tuple(rows.minima for rows in blocks), staged.minima, slots)
     return tuple(
-        BlockRows(c.reshape(rows.codes.shape), s) for c, s, rows in zip(codes, scales, blocks, strict=True)
+        BlockRows(code.reshape(rows.codes.shape), scale, least)
+        for code, scale, least, rows in zip(codes, scales, minima, blocks, strict=True)
     )
 
 

@@ -111,14 +111,14 @@ def test_statistics_record_is_complete_and_consistent(exact: Engine) -> None:
     record = exact.generate(PROMPT, GREEDY).to_json()
     assert record["active"] == record["hits"] + record["residual"] > 0
     assert record["hit_rate"] == pytest.approx(record["hits"] / record["active"], abs=1e-6)
-    assert record["link_bytes"] == record["promotions"] * hybrid_of(exact).store.record_bytes
+    assert record["link_bytes"] == record["promotions"] * hybrid_of(exact).store.record_bytes(0)
     assert record["resident"] == hybrid_of(exact).num_resident
     assert record["budget"]["total"] == exact.plan.total_bytes
     assert (record["mode"], record["policy"], record["finish_reason"]) == ("exact", "guide", "length")
 
 
 def test_replay_13_the_placement_is_in_the_log_and_in_the_statistics(exact: Engine) -> None:
-    assert "48 of 160 neurons a layer in device slots" in exact.describe()
+    assert "48 of 160 neurons a layer in float32 device slots" in exact.describe()
     assert "policy guide" in exact.describe() and "host" in exact.describe()
     assert exact.generate(PROMPT, GREEDY).to_json()["placement"], "the statistics do not say what is where"
 

@@ -86,10 +86,13 @@ def test_replay_12_exact_gives_the_same_tokens_at_any_residency(
         assert continuations(engine) == flax_ids
 
 
+@pytest.mark.parametrize("slot_format", ["float32", "packed"])
 def test_replay_12_exact_gives_the_same_tokens_while_neurons_move(
-    default_model: Path, flax_ids: list[list[int]]
+    default_model: Path, flax_ids: list[list[int]], slot_format: str
 ) -> None:
-    with opened(default_model, Churn, gpu_cache_neurons=NUM_NEURONS // 2) as engine:
+    settings = {"gpu_cache_neurons": NUM_NEURONS // 2, "slot_format": slot_format}
+    with opened(default_model, Churn, **settings) as engine:
+        assert f"{slot_format} device slots" in engine.describe()
         results = [engine.generate(case["prompt_ids"], GREEDY) for case in CASES]
     assert [result.token_ids for result in results] == flax_ids
     for stats in (result.stats for result in results):

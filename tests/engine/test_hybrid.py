@@ -77,7 +77,7 @@ def history(policy: type | str, slots: int, seed: int) -> tuple[np.ndarray, list
             # What arrives on the way may only turn residuals into hits; all else must be as the table said.
             if policy == "static" and not (counts.hits == (counts.active & resident).sum(axis=1)).all():
                 broken.append(f"step {at}: hits are not the active residents")
-            if counts.moves.link_bytes != counts.moves.promotions * hybrid.store.record_bytes:
+            if counts.moves.link_bytes != counts.moves.promotions * hybrid.store.record_bytes(0):
                 broken.append(f"step {at}: link_bytes")
             moved += counts.moves.promotions - counts.moves.evictions
         hybrid.settle()
@@ -180,7 +180,7 @@ def test_wasted_promotions_are_those_evicted_unused() -> None:
             hits.append(int(counts.hits.sum()))
             for name in total:
                 total[name] += getattr(counts.moves, name)
-        size = hybrid_of(engine).store.record_bytes
+        size = hybrid_of(engine).store.record_bytes(0)
         assert hybrid_of(engine).num_resident == 0
     assert hits == [0, 2, 2, 2, 0, 0]
     assert total == {"promotions": 4, "evictions": 4, "wasted_promotions": 2, "link_bytes": 4 * size}

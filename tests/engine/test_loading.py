@@ -23,7 +23,7 @@ from kairox_jax.engine.loading import (
 from kairox_jax.io import Checkpoint, Sparsity, open_checkpoint, save_sparsity
 from kairox_jax.io.sparsity import fingerprint
 from kairox_jax.models import find_sparsity, resolve_thresholds
-from kairox_jax.placement import record_layout
+from kairox_jax.placement import record_layouts
 
 SILU = MODELS / "llama3-rope"
 CPU: Any = SimpleNamespace(platform="cpu", device_kind="cpu")
@@ -42,7 +42,7 @@ def tiny() -> Checkpoint:
 def plan(tiny: Checkpoint, device: Any = CPU, mode: str = "exact", **settings: Any) -> Any:
     return make_plan(
         tiny.config,
-        record_layout(tiny),
+        record_layouts(tiny),
         mode=mode,
         placement=PlacementConfig(**settings),
         context_length=64,

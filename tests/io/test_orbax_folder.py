@@ -52,9 +52,9 @@ def test_every_family_is_kept_to_the_bit(name: str, tmp_path: Path) -> None:
             result.check_packed(weight)
     assert fingerprint(result) == fingerprint(source)
     ours, theirs = load_store(result), load_store(source)
-    assert ours.layout == theirs.layout
-    for mine, other in zip(ours.layers, theirs.layers, strict=True):
-        used = sum(ours.layout.row_bytes)
+    assert ours.layouts == theirs.layouts
+    for layout, mine, other in zip(ours.layouts, ours.layers, theirs.layers, strict=True):
+        used = sum(layout.row_bytes)
         np.testing.assert_array_equal(mine[:, :used], other[:, :used])
 
 
