@@ -123,7 +123,7 @@ def take_rows(rows: Rows | ColumnRows, pick: jax.Array | None) -> Float[Array, "
         return _take_columns(rows, pick)
     if pick is not None:
         rows = jax.tree.map(lambda leaf: leaf.at[pick].get(mode="promise_in_bounds"), rows)
-    if not isinstance(rows, BlockRows):
+    if not isinstance(rows, BlockRows | ColumnRows):
         return rows.astype(jnp.float32)
     weights = _levels(rows.codes, rows.minima) * rows.scales.astype(jnp.float32)[..., None]
     if rows.minima is not None:

@@ -80,7 +80,8 @@ class RowTiles:
     @classmethod
     def of(cls, refs: dict[str, Any], name: str, block_d: int) -> RowTiles:
         """Collect what ``row_operands`` gave for ``name``."""
-        return cls(*(refs.get(operand) for operand in _operands(name)), block_d)
+        values, scales, minima, blocks = (refs.get(operand) for operand in _operands(name))
+        return cls(values, scales, minima, blocks, block_d)
 
     @property
     def num_tiles(self) -> int:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from kairox_jax.host.decode import (
     FIRST_COLUMN,
@@ -34,6 +33,7 @@ from kairox_jax.host.decode import (
     target_of,
 )
 
+intrinsic: Any = extending.intrinsic  # its callers do not pass the typing context
 GROUPS = 4  # groups of 32 columns whose sums are kept in registers
 AHEAD_BYTES = 512  # in each column: several are read at a time
 MAX_NEURONS = 32  # of a block

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from kairox_jax.host.decode import (
     CODES,
@@ -31,6 +30,7 @@ from kairox_jax.host.decode import (
     target_of,
 )
 
+intrinsic: Any = extending.intrinsic  # its callers do not pass the typing context
 # How far ahead of a loop memory is asked for, into the second cache. Random Q8_0 records on a busy machine, as a
 # share of a streaming read with the same thread: 512 B to 3 KB into the first cache 45-48 %, 2 KB into the second
 # 50 %, 4 KB 52 %.

@@ -178,16 +178,15 @@ def _put_down(
     if layout.shares_scales:
         codes, scales = split_columns(by_output)
         layout.put_bytes(records, row, codes)
-        return SharedScales(*(_aligned(table) for table in scales))
+        minima = None if scales.minima is None else _aligned(scales.minima)
+        return SharedScales(_aligned(scales.scales), minima)
     at = layout.offsets[row]
     transpose_rows(by_output, records[:, at : at + layout.row_bytes[row]])
     return None
 
 
-def _aligned(table: np.ndarray | None) -> np.ndarray | None:
+def _aligned(table: np.ndarray) -> np.ndarray:
     """Copy a table to aligned, read-only memory."""
-    if table is None:
-        return None
     copy = aligned_bytes(len(table), table.shape[1] * table.itemsize).view(table.dtype)
     copy[:] = table
     copy.flags.writeable = False

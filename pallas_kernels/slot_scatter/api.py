@@ -64,11 +64,12 @@ def slot_scatter(
     codes = scatter(flat, staged.codes.reshape(*per_record, -1), slots)
     scales = scatter(tuple(rows.scales for rows in blocks), staged.scales, slots)
     minima: tuple[jax.Array | None, ...] = (None,) * len(blocks)
+    least = tuple(rows.minima for rows in blocks if rows.minima is not None)
     if staged.minima is not None:
-        minima = scatter(tuple(rows.minima for rows in blocks), staged.minima, slots)
+        minima = tuple(scatter(least, staged.minima, slots))
     return tuple(
-        BlockRows(code.reshape(rows.codes.shape), scale, least)
-        for code, scale, least, rows in zip(codes, scales, minima, blocks, strict=True)
+        BlockRows(code.reshape(rows.codes.shape), scale, low)
+        for code, scale, low, rows in zip(codes, scales, minima, blocks, strict=True)
     )
 
 
