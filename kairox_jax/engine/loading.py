@@ -143,7 +143,8 @@ def estimate_needs(
         cache_bytes=2 * parallel * positions * FLOAT_BYTES,
         workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * record_bytes,
         runtime_bytes=RUNTIME_BYTES if on_accelerator else 0,
-        slot_bytes=-(-sum(slot_bytes(layout, slot_format) for layout in layouts) // len(layouts)) + bias_bytes,
+        slot_bytes=-(-sum(slot_bytes(layout, slot_format) for layout in layouts) // len(layouts))
+        + bias_bytes,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from kairox_jax.config import ModelConfig
 from kairox_jax.models import KVCache, Norm, neuron_values, normalise
 from kairox_jax.placement import SlotArrays, down_rows, unpack_records
 from kairox_jax.quant import RecordLayout, SharedScales
+from pallas_kernels import Rows
 from pallas_kernels.gather_down import gather_down
 from pallas_kernels.gather_gate_up import gather_gate_up
 
@@ -190,7 +191,7 @@ def resident_program(
         threshold: Array,
         h: Array,
     ) -> tuple[Array, Array]:
-        *gates, up = slots[:-1]
+        *gates, up = cast(tuple[Rows, ...], slots[:-1])
         gate, down = gates[0] if gates else None, down_rows(slots, scales)
         by_row = None if biases is None else (biases[:, 0] if gates else None, biases[:, -1])
         limit = threshold if activation in ("silu", "fatrelu") else None

@@ -24,6 +24,7 @@ class File:
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     held: dict[tuple[str, bool], PackedRows] = field(default_factory=dict)
     checked: list[str] = field(default_factory=list)
+    releases: int = 0
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(3)
@@ -52,8 +53,15 @@ class File:
     def packed(self, name: str, *, transposed: bool = False) -> PackedRows | None:
         return self.held.get((name, transposed))
 
+    def packed_format(self, name: str) -> str | None:
+        held = self.packed(name)
+        return None if held is None else held.format
+
     def check_packed(self, name: str) -> None:
         self.checked.append(name)
+
+    def release(self) -> None:
+        self.releases += 1
 
 
 def weights_of(store: NeuronStore, layer: int) -> np.ndarray:
@@ -67,6 +75,7 @@ def test_records_hold_the_files_weights_to_the_bit(down: str) -> None:
     names = [f"layers.0.{name}" for name in ("w_gate", "w_up", "w_down")]
     np.testing.assert_array_equal(weights_of(store, 0), np.stack([file.weights[n] for n in names], axis=1))
     assert sorted(set(file.checked)) == sorted(names), "every matrix is looked through for NaN"
+    assert file.releases == file.config.num_layers, "the file's pages are given back layer by layer"
     kept = sum(rows.data.nbytes for rows in file.held.values())
     padding = F * (store.record_bytes(0) - sum(store.layouts[0].row_bytes))
     assert store.nbytes == kept + padding, "no byte more than the file"

@@ -49,6 +49,9 @@ class TinySource:
     def packed(self, name: str) -> None:
         return None
 
+    def own_sparsity(self) -> None:
+        return None
+
     def has(self, name: str) -> bool:
         return False
 
