@@ -11,7 +11,7 @@ import pytest
 from server_process import Server, check_error, started
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}
-LONG = {"prompt": "L", "temperature": 0, "max_tokens": 4000}
+LONG = {"prompt": "L", "temperature": 0, "max_tokens": 1200}
 
 
 def stream_lines(server: Server, lines: list[str], started_event: threading.Event) -> None:
