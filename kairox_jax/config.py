@@ -18,7 +18,7 @@ NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rotary", "learned")
 ROPE_SCALINGS = ("linear", "llama3", "factors")
 SLOT_FORMATS = ("auto", "packed", "float32")
-MODES = ("dense", "exact")
+MODES = ("dense", "exact", "predicted")
 MAX_PENALTY, MAX_BIAS, MAX_LOGPROBS = 2, 100, 20  # as OpenAI's API has them
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

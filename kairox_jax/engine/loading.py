@@ -121,6 +121,7 @@ def estimate_needs(
     slot_format: str,
     context_length: int,
     parallel: int,
+    predictor_bytes: int,
     max_moves: int,
     on_accelerator: bool,
 ) -> Needs:
@@ -140,6 +141,9 @@ def estimate_needs(
     tables = sum(scales_bytes(layout.formats[-1], config.d_model, config.num_neurons) for layout in layouts)
     return Needs(
         dense_bytes=dense_weight_count(config) * FLOAT_BYTES + tables,
+        predictor_bytes=predictor_bytes
+        if on_accelerator
+        else 0,  # on a CPU device the host's kernels read them
         cache_bytes=2 * parallel * positions * FLOAT_BYTES,
         workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * record_bytes,
         runtime_bytes=RUNTIME_BYTES if on_accelerator else 0,
@@ -177,6 +181,7 @@ def make_plan(
     placement: PlacementConfig,
     context_length: int,
     parallel: int = 1,
+    predictor_bytes: int = 0,
     device: DeviceFacts,
 ) -> BudgetPlan:
     """Plan the device's memory; see ``plan_budget`` for the errors."""
@@ -194,6 +199,7 @@ def make_plan(
         slot_format=resolve_slot_format(placement.slot_format, device.platform),
         context_length=context_length,
         parallel=parallel,
+        predictor_bytes=predictor_bytes,
         max_moves=placement.max_moves,
         on_accelerator=device.platform != "cpu",
     )

@@ -179,8 +179,9 @@ def resident_program(
 ) -> Callable[..., tuple[Float[Array, "B D"], Bool[Array, "B C"]]]:
     """Compile the residents' share of an FFN.
 
-    ``(slots, scales, biases [C,R-1] or None, valid [C], threshold [], h [B,D]) -> y [B,D], active [B,C]``: which
-    slots' neurons were active; ``scales`` is the layer's table of shared scales, or None.
+    ``(slots, scales, biases [C,R-1] or None, valid [C], chosen [B,C] or None, threshold [], h [B,D]) -> y [B,D],
+    active [B,C]``: which slots' neurons were active; ``scales`` is the layer's table of shared scales, or None;
+    ``chosen`` says which slots each token computes of those that are valid for any.
     """
 
     def run(
@@ -188,6 +189,7 @@ def resident_program(
         scales: SharedScales | None,
         biases: Array | None,
         valid: Array,
+        chosen: Array | None,
         threshold: Array,
         h: Array,
     ) -> tuple[Array, Array]:
@@ -207,6 +209,8 @@ def resident_program(
             threshold=limit,
             implementation=implementation,
         )
+        if chosen is not None:
+            values = jnp.where(chosen, values, 0)
         y = gather_down(
             values, down, None, None, valid=valid, implementation=implementation, deterministic=True
         )
