@@ -11,7 +11,7 @@ PARITY_VENV ?= .venv-parity
 PARITY_TORCH ?= torch==2.13.0
 PARITY_PYTHON ?= $(shell for p in python3.11 python3; do "$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
 
-.PHONY: install demo test parity lint bench clean
+.PHONY: install demo test test-fast parity lint bench clean
 
 install: $(VENV)/.installed
 
@@ -33,6 +33,9 @@ demo: install
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not slow"
 
 $(PARITY_VENV)/.installed:
 	@test -n "$(PARITY_PYTHON)" || { echo "error: no Python 3.11 found; install python3.11 or pass PARITY_PYTHON=/path/to/python" >&2; exit 2; }

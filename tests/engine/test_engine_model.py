@@ -77,7 +77,8 @@ def test_dense_gives_the_references_tokens_and_text(default_model: Path) -> None
             assert logits[token] == pytest.approx(value, abs=2e-3)
 
 
-@pytest.mark.parametrize("slots", [0, NUM_NEURONS // 4, NUM_NEURONS // 2, NUM_NEURONS])
+# Half of the neurons in slots, and moving, follows below.
+@pytest.mark.parametrize("slots", [0, NUM_NEURONS // 4, NUM_NEURONS])
 def test_replay_12_exact_gives_the_same_tokens_at_any_residency(
     default_model: Path, slots: int, flax_ids: list[list[int]]
 ) -> None:

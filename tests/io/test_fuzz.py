@@ -50,6 +50,7 @@ def assert_refused(
     assert accepted == [] and count >= least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("magic", [b"GGUF", b"PWRI"])
 def test_gguf(magic: bytes, write_llama: Callable[..., Path], tmp_path: Path) -> None:
     good = write_llama(layers=1, dim=32, ffn=32, heads=2, kv_heads=1)
@@ -63,6 +64,7 @@ def test_gguf(magic: bytes, write_llama: Callable[..., Path], tmp_path: Path) ->
     assert_refused(target, target, cases, 0, 500)
 
 
+@pytest.mark.slow
 def test_safetensors(tmp_path: Path) -> None:
     shutil.copy(MODELS / "relu-llama/config.json", tmp_path)
     target = tmp_path / "model.safetensors"
@@ -70,6 +72,7 @@ def test_safetensors(tmp_path: Path) -> None:
     assert_refused(target, tmp_path, cases, 0, 500)
 
 
+@pytest.mark.slow
 def test_config(tmp_path: Path) -> None:
     shutil.copytree(MODELS / "relu-llama", tmp_path, dirs_exist_ok=True)
     size = (tmp_path / "model.safetensors").stat().st_size
@@ -78,6 +81,7 @@ def test_config(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_index(tmp_path: Path) -> None:
     shutil.copytree(MODELS / "sparse-qwen2", tmp_path, dirs_exist_ok=True)
     size = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 
+import pytest
 from server_process import Server, check_error
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}
@@ -47,6 +48,7 @@ def mutated(rng: random.Random) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 def test_malformed_bodies_never_break_the_server(server: Server):
     rng, seen = random.Random(7), set()
     for i in range(300):
@@ -64,6 +66,7 @@ def test_malformed_bodies_never_break_the_server(server: Server):
     )
 
 
+@pytest.mark.slow
 def test_the_servers_own_document_holds(server: Server):
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--seed", "1"]
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"

@@ -9,6 +9,7 @@ from server_process import Server
 from benchmarks.bench_server import Outcome, differing, main, make_calls, summary
 
 
+@pytest.mark.slow
 def test_many_at_once_get_what_each_gets_alone(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

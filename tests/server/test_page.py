@@ -16,6 +16,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 if CHROMIUM is None and os.environ.get("KAIROX_REQUIRE_CHROMIUM") != "1":
     pytest.skip("there is no Chromium: apt-get install chromium", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
 WIDTHS = {"wide": (1280, 800), "narrow": (390, 844)}
 
 

@@ -60,6 +60,7 @@ def test_sizes_survive_their_code(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(decode_square(encode_size(jnp.zeros(3))), np.zeros(3))
 
 
+@pytest.mark.slow
 def test_kill_and_devices_change_nothing(
     kairox: Any, source: Any, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
