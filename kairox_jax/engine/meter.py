@@ -65,10 +65,10 @@ class Meter:
         Args:
             layer: index of the layer.
             migrator: knows the slots, the link and its queue.
-            ahead: the plan is made one layer ahead, so that transfers can hide behind one layer; else behind a
-                whole step.
+            ahead: the plan is made one layer ahead, else before the step: then each layer before it gives time for
+                transfers too, and so every layer has its share of the link.
         """
-        table = migrator.table
+        table, num_layers = migrator.table, len(self.resident_ms)
         step_ms = self._last.gpu_ms + self._last.cpu_ms
         return Costs(
             max_moves=migrator.room(layer),
@@ -76,7 +76,7 @@ class Meter:
             gpu_ms_per_record=float(self.resident_ms[layer]) / max(int(table.capacity[layer]), 1),
             cpu_ms_per_record=self._last.cpu_ms / max(self._last_evaluated, 1),
             link_ms_per_record=migrator.ms_per_record,
-            window_ms=step_ms / len(self.resident_ms) if ahead else step_ms,
+            window_ms=step_ms * (1 if ahead else layer + 1) / num_layers - migrator.backlog_ms,
             record_bytes=migrator.store.record_bytes(layer),
         )
 

@@ -76,6 +76,7 @@ class Migrator:
         self._lengths = sorted({min(length, max_moves) for length in (*SHORT_BUFFERS, max_moves)})
         self._pending: list[deque[Arrival]] = [deque() for _ in store.layers]
         self._unused = np.zeros_like(table.reserved)
+        self._submitted = self._sent = 0  # records; each number is written by one thread
         self._layer_ms = np.zeros(len(store.layers))
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kairox-link")
 
@@ -93,6 +94,11 @@ class Migrator:
         """Return how many records a plan for this layer may load now."""
         return self.max_moves if len(self._pending[layer]) < MAX_IN_FLIGHT else 0
 
+    @property
+    def backlog_ms(self) -> float:
+        """Return about how long the link still needs for what was sent off."""
+        return (self._submitted - self._sent) * self.ms_per_record
+
     def submit(self, layer: int, plan: Plan) -> None:
         """Evict at once and send the loads off."""
         if len(plan.evict):
@@ -102,7 +108,8 @@ class Migrator:
             self._unused[layer, plan.evict] = False
         if len(plan.load):
             reserved = self.table.reserve(layer, plan.load)
-            transfer = self._worker.submit(self._send, layer, plan.load)
+            transfer = self._worker.submit(self._work, layer, plan.load)
+            self._submitted += len(plan.load)
             self._pending[layer].append(Arrival(plan.load, reserved, transfer))
 
     def commit_arrived(self, layer: int, *, wait: bool = False) -> bool:
@@ -137,7 +144,8 @@ class Migrator:
             self.counts.link_bytes += len(kept) * self.store.record_bytes(layer)
             self.counts.io_ms += io_ms
             self._layer_ms[layer] += io_ms
-            self.ms_per_record += 0.1 * (io_ms / len(kept) - self.ms_per_record)
+            measured = io_ms / len(kept)
+            self.ms_per_record += (0.1 if self.ms_per_record else 1.0) * (measured - self.ms_per_record)
             changed = True
         return changed
 
@@ -188,6 +196,12 @@ class Migrator:
             layout=self.store.layouts[layer],
             slot_format=self.slot_format,
         )
+
+    def _work(self, layer: int, neurons: Int[np.ndarray, " n"]) -> tuple[UInt8[Array, "M nbytes"], float]:
+        try:
+            return self._send(layer, neurons)
+        finally:
+            self._sent += len(neurons)
 
     def _send(self, layer: int, neurons: Int[np.ndarray, " n"]) -> tuple[UInt8[Array, "M nbytes"], float]:
         rows = next(length for length in self._lengths if length >= len(neurons))
