@@ -3,6 +3,7 @@
 The engine runs for real; only its clocks are replaced, by numbers that are exact in binary.
 """
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,13 @@ import numpy as np
 import pytest
 
 from kairox_jax.balancing import POLICIES, Costs, Times, initial_residents, share_slots
+from kairox_jax.cli import main
 from kairox_jax.config import PlacementConfig
 from kairox_jax.engine.link import Link
 from kairox_jax.engine.loading import build_policy
 from kairox_jax.engine.meter import Meter
 from kairox_jax.io.trace import TraceRecorder, read_trace
+from kairox_jax.sim import ReplaySettings, replay
 from kairox_jax.sim.events import Simulator
 from kairox_jax.sim.machine import LayerCosts
 
@@ -176,3 +179,56 @@ def test_engine_and_simulator_agree_step_by_step(name: str, tmp_path: Path) -> N
     moved = sum(step["promoted"] for step in engine_steps)
     assert (moved == 0) == (name == "static")
     assert not any(entry[4].can_wait for entry in engine_log if entry[0] == "plan")
+
+
+TRACE = Path(__file__).parents[1] / "data" / "traces" / "smollm2-prose.npz"
+BASE: dict[str, Any] = {"policy": "lru", "hardware": "pc-high", "capacity": 0.3, "steps": 8, "debug": True}
+
+
+def test_the_first_step_of_the_engines_way_moves_nothing_and_later_ones_know_less() -> None:
+    trace = read_trace(TRACE)
+    perfect, previous = (
+        replay([trace], ReplaySettings(**BASE, forecast=name, can_wait=False), [None])
+        for name in ("perfect", "previous")
+    )
+    assert previous.records[0].promoted == previous.records[0].evicted == 0 < perfect.records[0].promoted
+    assert previous.records[1].promoted > 0
+    assert previous.totals()["hit_rate"] < perfect.totals()["hit_rate"]
+
+
+def test_moves_are_bounded_and_nothing_is_waited_for_in_the_engines_way() -> None:
+    trace = read_trace(TRACE)
+    result = replay([trace], ReplaySettings(**BASE, forecast="previous", max_moves=5), [None])
+    assert 0 < max(record.promoted for record in result.records) <= 5 * trace.num_layers
+    waiting = {**BASE, "policy": "split", "hardware": "pc-low", "as_model": "llama-13b"}
+    reports = {
+        name: [
+            r.report["waits"]
+            for r in replay([trace], ReplaySettings(**waiting, forecast=name), [None]).records
+        ]
+        for name in ("perfect", "previous")
+    }
+    assert sum(reports["perfect"]) > 0 == sum(reports["previous"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"forecast": "none"}, "--forecast 'none'"),
+        ({"max_moves": 0}, "--max-moves 0"),
+        ({"hardware": "guide", "forecast": "previous"}, "--hardware guide"),
+        ({"hardware": "guide", "max_moves": 4}, "--hardware guide"),
+    ],
+)
+def test_wrong_settings_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ReplaySettings(**{**BASE, **change})
+
+
+def test_replay_takes_the_forecast_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["replay", str(TRACE), "--policy", "lru", "--hardware", "pc-high", "--steps", "3", "--json"]
+    totals = []
+    for more in (["--forecast", "previous", "--max-moves", "9"], []):
+        assert main([*command, *more]) == 0
+        totals.append(json.loads(capsys.readouterr().out)["steps"][0]["promoted"])
+    assert totals[0] == 0 < totals[1]
