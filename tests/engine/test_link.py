@@ -18,6 +18,7 @@ from tiny_model import (
 )
 
 from kairox_jax.balancing import POLICIES
+from kairox_jax.cli import main
 from kairox_jax.config import PlacementConfig, parse_link
 from kairox_jax.engine.link import EmulatedLink, Link, LinkClosed, make_link
 
@@ -227,6 +228,12 @@ def test_the_link_is_said_at_the_start_and_in_the_statistics() -> None:
         assert engine.placement()["link"] == "emulated, 3.3 GB/s after 20 us"
     with tiny_engine(gpu_cache_neurons=8) as engine:
         assert "link" not in engine.describe() and engine.placement()["link"] == "device"
+
+
+def test_a_wrong_link_on_the_command_line_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "-p", "hi", "--emulated-link", "fast"]) != 0
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and "3.3GB/s,20us" in err
 
 
 def test_dense_mode_refuses_a_link() -> None:
