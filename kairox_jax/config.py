@@ -24,6 +24,9 @@ MAX_PENALTY, MAX_BIAS, MAX_LOGPROBS = 2, 100, 20  # as OpenAI's API has them
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SIZE = re.compile(r"([0-9]+\.?[0-9]*(?:e[0-9]+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]+\.?[0-9]*)\s*(us|ms|s)")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+MAX_LATENCY_S = 10.0
 
 
 def parse_bytes(text: str | int | float) -> int:
@@ -49,6 +52,29 @@ def parse_bytes(text: str | int | float) -> int:
     if num_bytes <= 0:
         raise ValueError(f"size {text!r} is zero: give a positive number of bytes, such as 6GB")
     return num_bytes
+
+
+def parse_link(text: str) -> tuple[float, float]:
+    """Parse a link such as ``3.3GB/s,20us``, or ``800MB/s`` without a latency.
+
+    Args:
+        text: bandwidth (as ``parse_bytes`` takes sizes, with ``/s``), and a latency in us, ms or s after a comma.
+
+    Returns:
+        Bytes a second and seconds of latency.
+
+    Raises:
+        ValueError: the text is no link.
+    """
+    bandwidth, _, latency = str(text).partition(",")
+    size = re.fullmatch(r"(.+)/s", bandwidth.strip(), re.IGNORECASE)
+    delay = _DURATION.fullmatch(latency.strip()) if latency else None
+    if size is None or (delay is None and "," in str(text)):
+        raise ValueError(f"link {text!r}: expected bandwidth and latency such as 3.3GB/s,20us")
+    seconds = 0.0 if delay is None else float(delay[1]) * _SECONDS[delay[2]]
+    if seconds > MAX_LATENCY_S:
+        raise ValueError(f"link {text!r}: a latency above {MAX_LATENCY_S:g} s is no link; give us or ms")
+    return float(parse_bytes(size[1])), seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +272,7 @@ class PlacementConfig:
         tam_evict: momentum under which a resident is evicted, in [0, tam_threshold].
         anb_enable: let measured times move the promotion threshold.
         max_moves: the most promotions in flight for one layer and step; the size of a staging buffer.
+        emulated_link: hold promotions to a bandwidth and latency, as ``parse_link`` takes them; None: as they come.
     """
 
     vram_budget_bytes: int | None = None
@@ -257,6 +284,7 @@ class PlacementConfig:
     tam_evict: float = 0.08
     anb_enable: bool = True
     max_moves: int = 64
+    emulated_link: str | None = None
 
     def __post_init__(self) -> None:
         if self.vram_budget_bytes is not None and self.vram_budget_bytes <= 0:
@@ -275,6 +303,8 @@ class PlacementConfig:
             )
         if self.max_moves <= 0:
             raise ValueError(f"max_moves {self.max_moves} must be above zero")
+        if self.emulated_link is not None:
+            parse_link(self.emulated_link)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
         "-m other.gguf -n 7 -c 99 -t 3 --temperature 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --seed 42".split()
     )
     words += "--stop A --stop B --ignore-eos --mode dense --policy static --vram-budget 6GiB".split()
-    words += "--sparsity folder --predictors forecasts --slot-format packed".split()
+    words += "--sparsity folder --predictors forecasts --slot-format packed --emulated-link 1GB/s,5us".split()
     words += "--gpu-cache-neurons 5 --tam-beta 0.7 --tam-threshold 0.6 --tam-evict 0.2 --no-anb".split()
     trace = str(tmp_path / "trace.npz")
     status, _, _, api = generate(capsys, "-p", "hi", *words, "--trace-out", trace)
@@ -96,6 +96,7 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
         "tam_evict": 0.2,
         "anb_enable": False,
         "max_moves": None,
+        "emulated_link": "1GB/s,5us",
     }
     _, config, sent_trace = api.requests[0]
     assert sent_trace == trace

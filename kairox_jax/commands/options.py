@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from kairox_jax.commands.flags import Flag, number, positive_number, whole_number
-from kairox_jax.config import MODES, SLOT_FORMATS, GenerationConfig, PlacementConfig, parse_bytes
+from kairox_jax.config import MODES, SLOT_FORMATS, GenerationConfig, PlacementConfig, parse_bytes, parse_link
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -19,6 +19,11 @@ def _one_of_modes(text: str) -> str:
 def _one_of_slot_formats(text: str) -> str:
     if text not in SLOT_FORMATS:
         raise ValueError(f"{text!r} is not one of {', '.join(SLOT_FORMATS)}")
+    return text
+
+
+def _link(text: str) -> str:
+    parse_link(text)
     return text
 
 
@@ -127,6 +132,13 @@ PLACEMENT = (
         default=PlacementConfig.anb_enable,
         help="let measured times move the promotion threshold",
     ),
+    Flag(
+        dest="emulated_link",
+        names=("--emulated-link",),
+        metavar="SPEED,LATENCY",
+        convert=_link,
+        help="hold promotions to a link such as 3.3GB/s,20us, to see what placement does on another machine",
+    ),
 )
 
 SAMPLING = (
@@ -209,6 +221,7 @@ def placement_config(args: argparse.Namespace) -> PlacementConfig:
         tam_threshold=args.tam_threshold,
         tam_evict=args.tam_evict,
         anb_enable=args.anb_enable,
+        emulated_link=args.emulated_link,
     )
 
 

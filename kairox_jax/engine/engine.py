@@ -20,6 +20,7 @@ from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.forecast import DeviceForecast, HostForecast, predictor_bytes
 from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.hybrid import Hybrid
+from kairox_jax.engine.link import make_link
 from kairox_jax.engine.loading import (
     build_policy,
     check_dense_settings,
@@ -175,6 +176,7 @@ class Engine:
             max_moves=placement.max_moves,
             implementation=self.implementation,
             forecast=forecast,
+            link=make_link(placement.emulated_link),
         )
 
     def generate(
@@ -275,12 +277,13 @@ class Engine:
                 "on the device" if self._whole is not None else f"by host kernels ({self.threads} threads)"
             )
             return f"{device} | dense: all {self.config.num_neurons} neurons a layer, {where}"
+        link = self._hybrid.migrator.link.name
         rest = "forecast" if self.mode == "predicted" else "active"
         return (
             f"{device} | attention and output: {self._hybrid.dense.name} | {self.plan.slots_per_layer} of "
             f"{self.config.num_neurons} neurons a layer in {self.slot_format} device slots "
             f"({self.implementation} kernels), the {rest} rest on the host ({self.threads} threads) "
-            f"| policy {self.policy_name}"
+            f"| policy {self.policy_name}" + ("" if link == "device" else f" | link: {link}")
         )
 
     def placement(self) -> dict[str, Any]:
@@ -294,6 +297,7 @@ class Engine:
             "device_kernels": self.implementation,
             "slot_format": self.slot_format,
             "host_threads": self.threads,
+            "link": self._hybrid.migrator.link.name,
         }
 
     def close(self) -> None:

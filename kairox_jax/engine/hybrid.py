@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -10,60 +9,19 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
-from kairox_jax.balancing import Costs, Policy, Times, initial_residents, share_slots
+from kairox_jax.balancing import Policy, initial_residents, share_slots
 from kairox_jax.config import ModelConfig
+from kairox_jax.engine.counts import Pass, StepCounts
 from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.forecast import Forecast
 from kairox_jax.engine.host_dense import HostDense
-from kairox_jax.engine.migrate import Migrator, MoveCounts
+from kairox_jax.engine.link import Link
+from kairox_jax.engine.meter import Meter, time_residents
+from kairox_jax.engine.migrate import Migrator
 from kairox_jax.engine.prefill import Prefill
 from kairox_jax.engine.programs import resident_program
 from kairox_jax.host import Rule, residual_ffn, thread_count
 from kairox_jax.placement import NeuronStore, SlotTable, empty_slots
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepCounts:
-    """What one step computed where, and how long it took.
-
-    Attributes:
-        active: which neurons counted for any of the sequences, bool [L, F].
-        share: for how many of them, as a share, float32 [L, F]; None where there was one.
-        predicted: neurons that were forecast, all layers, mean over the sequences; None without forecasts.
-        hits, residual: of these, computed on the device and on the host, int [L].
-        times: of the whole step.
-        moves: what moved since the step before.
-    """
-
-    active: Bool[np.ndarray, "L F"]
-    share: Float[np.ndarray, "L F"] | None
-    predicted: float | None
-    hits: Int[np.ndarray, " L"]
-    residual: Int[np.ndarray, " L"]
-    times: Times
-    moves: MoveCounts
-
-
-@dataclass
-class Pass:
-    """What one pass through all layers found.
-
-    Attributes:
-        users: for how many sequences each neuron was active, uint8 [L, F]; at first those of the host alone.
-        masks: which slots were active, [n, C] a layer on the device, or None.
-        gpu_ms, cpu_ms: of each layer.
-        evaluated: neurons that the host evaluated.
-        predicted: neurons that were forecast, all layers and sequences.
-        logits: [n, V].
-    """
-
-    users: UInt8[np.ndarray, "L F"]
-    masks: list[Any] = field(default_factory=list)
-    gpu_ms: list[float] = field(default_factory=list)
-    cpu_ms: list[float] = field(default_factory=list)
-    evaluated: int = 0
-    predicted: int = 0
-    logits: Any = None
 
 
 def _share_of(chosen: Bool[np.ndarray, "n F"]) -> Bool[np.ndarray, " F"] | Float[np.ndarray, " F"]:
@@ -90,6 +48,7 @@ class Hybrid:
         max_moves: the most records of one transfer.
         implementation: of the device kernels; see ``pallas_kernels``.
         forecast: which neurons to compute (``predicted`` mode); None computes every gate (``exact``).
+        link: carries promotions; the machine's own where not given.
     """
 
     def __init__(
@@ -106,6 +65,7 @@ class Hybrid:
         max_moves: int,
         implementation: str,
         forecast: Forecast | None = None,
+        link: Link | None = None,
     ) -> None:
         self.config, self.store, self.dense, self.policy = config, store, dense, policy
         self.thresholds, self.forecast = thresholds, forecast
@@ -119,7 +79,13 @@ class Hybrid:
         slots = [empty_slots(capacity, layout, slot_format) for capacity, layout in sizes]
         self._scales = [None if table is None else jax.device_put(table) for table in store.scales]
         self.migrator = Migrator(
-            store, self.table, slots, scales=self._scales, slot_format=slot_format, max_moves=max_moves
+            store,
+            self.table,
+            slots,
+            scales=self._scales,
+            slot_format=slot_format,
+            max_moves=max_moves,
+            link=link,
         )
         self.prefill = Prefill(store, dense, thresholds=thresholds, scales=self._scales)
         self.state: Any = policy.init(shape, prior)
@@ -134,9 +100,7 @@ class Hybrid:
         for layer, resident in enumerate(initial_residents(policy, shape, prior)):
             self.migrator.fill(layer, np.flatnonzero(resident).astype(np.int32))
             self._refresh(layer)
-        self._resident_ms = self._time_residents()
-        self._last = Times(0.0, 0.0, 0.0)  # of the last step, from which the next plans take their costs
-        self._last_evaluated = 1  # neurons that the host evaluated in it
+        self.meter = Meter(time_residents(self._run_alone, self.table.capacity))
         self._warm_up()
 
     def step(
@@ -157,15 +121,16 @@ class Hybrid:
         residual = np.count_nonzero(users, axis=1)
         self._add_hits(run.masks, users)
         moves = self.migrator.take_counts()
-        times = Times(sum(run.gpu_ms), moves.io_ms, sum(run.cpu_ms))
+        by_layer, times = self.meter.end_step(run, residual, self.migrator.take_layer_ms())
         active = users > 0
         share = None if len(ids) == 1 else (users / np.float32(len(ids)))
-        self._last, self._last_evaluated = times, run.evaluated
-        self._give_feedback(run, times)
+        for layer, times_here in enumerate(by_layer):
+            self.state = self.policy.feedback(self.state, layer, times_here)
+        self.state = self.policy.feedback(self.state, None, times)
         seen = active if share is None else share
         # A forecast of the next layer has planned all but the first; what the first will need is known least late now.
         for layer in range(1 if self._ahead else self.config.num_layers):
-            self._plan(layer, seen[layer], window_ms=times.gpu_ms + times.cpu_ms)
+            self._plan(layer, seen[layer], ahead=False)
         counts = StepCounts(
             active=active,
             share=share,
@@ -201,12 +166,12 @@ class Hybrid:
             ready = perf_counter()
             if following is not None:  # transfers for the next layer start before this one's residual
                 following = np.asarray(following)
-                self._plan(layer + 1, _share_of(following), window_ms=self._layer_ms())
+                self._plan(layer + 1, _share_of(following), ahead=True)
             y_host = self._residual(layer, h_host, chosen, run)
             done = perf_counter()
             run.masks.append(mask)
             run.cpu_ms.append((done - ready) * 1e3)
-            overlapped = self._overlapped_ms(layer, mask, (done - ready) * 1e3)
+            overlapped = self.meter.overlapped_ms(layer, mask, (done - ready) * 1e3)
             run.gpu_ms.append((ready - begin) * 1e3 + overlapped)
         run.logits = self.dense.logits(x, y_device, y_host)
         return run
@@ -312,16 +277,6 @@ class Hybrid:
         )  # fmt: skip
         users[ids] += fired[0] if len(h) == 1 else fired.sum(axis=0, dtype=np.uint8)
 
-    def _overlapped_ms(self, layer: int, mask: Any, host_ms: float) -> float:
-        """Return the device time that passed beside the host's, without waiting for the device.
-
-        A device part that is not done yet took all of the host's time, and the rest shows in the next layer's wait;
-        one that is done took what it takes alone, measured at the start, and at most the host's time.
-        """
-        if mask is None:
-            return 0.0
-        return min(self._resident_ms[layer], host_ms) if mask.is_ready() else host_ms
-
     def _add_hits(self, masks: list[Any], users: UInt8[np.ndarray, "L F"]) -> None:
         for layer, mask in enumerate(masks):
             if mask is not None:
@@ -332,40 +287,20 @@ class Hybrid:
                 self.migrator.note_hits(layer, neurons)
 
     def _plan(
-        self, layer: int, active: Bool[np.ndarray, " F"] | Float[np.ndarray, " F"], *, window_ms: float
+        self, layer: int, active: Bool[np.ndarray, " F"] | Float[np.ndarray, " F"], *, ahead: bool
     ) -> None:
         """Let the policy plan a layer and send off what it wants moved; nothing here waits.
 
         Args:
             layer: index of the layer.
             active: what it will compute: its forecast, or, without one, what it computed in this step.
-            window_ms: about how long it is until its next FFN: the time in which its transfers can hide.
+            ahead: it is the next layer of this step; else of the step that follows.
         """
-        costs = Costs(
-            max_moves=self.migrator.room(layer),
-            free_slots=self.table.free(layer),
-            gpu_ms_per_record=self._resident_ms[layer] / max(int(self.table.capacity[layer]), 1),
-            cpu_ms_per_record=self._last.cpu_ms / max(self._last_evaluated, 1),
-            link_ms_per_record=self.migrator.ms_per_record,
-            window_ms=window_ms,
-            record_bytes=self.store.record_bytes(layer),
-        )
+        costs = self.meter.costs(layer, self.migrator, ahead=ahead)
         self.state, plan = self.policy.plan(self.state, layer, active, self.table.held(layer), costs)
         self.migrator.submit(layer, plan)
         if len(plan.evict):
             self._refresh(layer)
-
-    def _give_feedback(self, run: Pass, times: Times) -> None:
-        """Tell the policy the times of each layer, then of the whole step."""
-        io_ms = self.migrator.take_layer_ms()
-        for layer, (gpu_ms, cpu_ms) in enumerate(zip(run.gpu_ms, run.cpu_ms, strict=True)):
-            times_here = Times(gpu_ms, float(io_ms[layer]), cpu_ms)
-            self.state = self.policy.feedback(self.state, layer, times_here)
-        self.state = self.policy.feedback(self.state, None, times)
-
-    def _layer_ms(self) -> float:
-        """Return about how long a layer takes, from the last step."""
-        return (self._last.gpu_ms + self._last.cpu_ms) / self.config.num_layers
 
     def _refresh(self, layer: int) -> None:
         """Renew what the step reads of the slot table."""
@@ -375,30 +310,10 @@ class Hybrid:
             # A fresh array, by the neurons' places; what an empty slot gets is masked.
             self._slot_biases[layer] = jax.device_put(self.store.biases[layer][self.table.neuron_of[layer]])
 
-    def _time_residents(self) -> Float[np.ndarray, " L"]:
-        """Return the median time of each layer's device part alone, in ms, after compiling it.
-
-        Layers with the same number of slots take the same time: each number is measured once.
-        """
-        measured: dict[int, float] = {0: 0.0}
-        for layer, slots in enumerate(self.table.capacity.tolist()):
-            if slots not in measured:
-                measured[slots] = self._time_layer(layer, slots)
-        return np.array([measured[slots] for slots in self.table.capacity.tolist()])
-
-    def _time_layer(self, layer: int, slots: int) -> float:
-        times, every = [], np.ones(slots, bool)
-        for _ in range(4):
-            begin = perf_counter()
-            y, _ = self._resident(
-                self.migrator.slots[layer],
-                self._scales[layer],
-                self._slot_biases[layer],
-                every,
-                None if self.forecast is None else every[None],
-                np.float32(self.thresholds[layer]),
-                self._zero[:1],
-            )
-            y.block_until_ready()
-            times.append((perf_counter() - begin) * 1e3)
-        return float(np.median(times[1:]))
+    def _run_alone(self, layer: int) -> Any:
+        """Dispatch a layer's device part with every slot in use, for one sequence."""
+        every = np.ones(int(self.table.capacity[layer]), bool)
+        slots, scales, biases = self.migrator.slots[layer], self._scales[layer], self._slot_biases[layer]
+        chosen = None if self.forecast is None else every[None]
+        limit = np.float32(self.thresholds[layer])
+        return self._resident(slots, scales, biases, every, chosen, limit, self._zero[:1])[0]

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from time import perf_counter
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
 from kairox_jax.balancing import Plan
+from kairox_jax.engine.link import Link
 from kairox_jax.placement import NeuronStore, SlotArrays, SlotTable, commit_records
 from kairox_jax.quant import SharedScales
 
@@ -43,8 +43,8 @@ class MoveCounts:
 class Migrator:
     """Carries out plans: evictions at once, promotions by a worker thread.
 
-    The worker gathers the records into a fresh buffer, sends it with one ``device_put`` and waits for its arrival,
-    which times the link. The caller's thread commits what has arrived, between two uses of a layer's slots.
+    The worker gathers the records into a fresh buffer and sends it over the link, which waits for its arrival and
+    times it. The caller's thread commits what has arrived, between two uses of a layer's slots.
     Buffers have one of three lengths, so that few shapes are compiled; padding rows go to slot C and are dropped.
 
     Args:
@@ -54,6 +54,7 @@ class Migrator:
         scales: the store's tables, on the device.
         slot_format: of the slot arrays, "packed" or "float32".
         max_moves: the most records of one transfer.
+        link: carries them; the machine's own where not given.
     """
 
     def __init__(
@@ -65,14 +66,17 @@ class Migrator:
         scales: Sequence[SharedScales | None],
         slot_format: str,
         max_moves: int,
+        link: Link | None = None,
     ) -> None:
         self.store, self.table, self.slots, self.max_moves = store, table, slots, max_moves
         self.scales, self.slot_format = scales, slot_format
+        self.link = Link() if link is None else link
         self.counts = MoveCounts()
         self.ms_per_record = 0.0  # of the link, slowly forgetting; 0 until a transfer has arrived
         self._lengths = sorted({min(length, max_moves) for length in (*SHORT_BUFFERS, max_moves)})
         self._pending: list[deque[Arrival]] = [deque() for _ in store.layers]
         self._unused = np.zeros_like(table.reserved)
+        self._submitted = self._sent = 0  # records; each number is written by one thread
         self._layer_ms = np.zeros(len(store.layers))
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kairox-link")
 
@@ -90,6 +94,11 @@ class Migrator:
         """Return how many records a plan for this layer may load now."""
         return self.max_moves if len(self._pending[layer]) < MAX_IN_FLIGHT else 0
 
+    @property
+    def backlog_ms(self) -> float:
+        """Return about how long the link still needs for what was sent off."""
+        return (self._submitted - self._sent) * self.ms_per_record
+
     def submit(self, layer: int, plan: Plan) -> None:
         """Evict at once and send the loads off."""
         if len(plan.evict):
@@ -99,7 +108,8 @@ class Migrator:
             self._unused[layer, plan.evict] = False
         if len(plan.load):
             reserved = self.table.reserve(layer, plan.load)
-            transfer = self._worker.submit(self._send, layer, plan.load)
+            transfer = self._worker.submit(self._work, layer, plan.load)
+            self._submitted += len(plan.load)
             self._pending[layer].append(Arrival(plan.load, reserved, transfer))
 
     def commit_arrived(self, layer: int, *, wait: bool = False) -> bool:
@@ -134,7 +144,8 @@ class Migrator:
             self.counts.link_bytes += len(kept) * self.store.record_bytes(layer)
             self.counts.io_ms += io_ms
             self._layer_ms[layer] += io_ms
-            self.ms_per_record += 0.1 * (io_ms / len(kept) - self.ms_per_record)
+            measured = io_ms / len(kept)
+            self.ms_per_record += (0.1 if self.ms_per_record else 1.0) * (measured - self.ms_per_record)
             changed = True
         return changed
 
@@ -162,7 +173,8 @@ class Migrator:
         return taken
 
     def close(self) -> None:
-        """Stop the worker; transfers on the way are finished, none is begun."""
+        """Stop the worker; a transfer on the way is finished, or abandoned by the link, and none is begun."""
+        self.link.close()
         self._worker.shutdown(wait=True, cancel_futures=True)
 
     def _commit(
@@ -185,9 +197,12 @@ class Migrator:
             slot_format=self.slot_format,
         )
 
+    def _work(self, layer: int, neurons: Int[np.ndarray, " n"]) -> tuple[UInt8[Array, "M nbytes"], float]:
+        try:
+            return self._send(layer, neurons)
+        finally:
+            self._sent += len(neurons)
+
     def _send(self, layer: int, neurons: Int[np.ndarray, " n"]) -> tuple[UInt8[Array, "M nbytes"], float]:
         rows = next(length for length in self._lengths if length >= len(neurons))
-        begin = perf_counter()
-        records = jax.device_put(self.store.gather(layer, neurons, rows=rows))
-        records.block_until_ready()
-        return records, (perf_counter() - begin) * 1e3
+        return self.link.send(lambda: self.store.gather(layer, neurons, rows=rows))

@@ -14,7 +14,7 @@ from kairox_jax.sim.groups import reorder, reorder_prior
 from kairox_jax.sim.machine import profile_names
 from kairox_jax.sim.models import DTYPE_BYTES, MODELS
 from kairox_jax.sim.priors import check_same_model, choose_priors
-from kairox_jax.sim.replay import ReplaySettings, replay
+from kairox_jax.sim.replay import FORECASTS, ReplaySettings, replay
 
 
 def parse_capacity(text: str) -> int | float:
@@ -67,6 +67,13 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prior", default="auto", help="a trace whose frequencies are the profile, or none")
     parser.add_argument("--grouping", metavar="FILE", help="groups of `kairox group` move together")
+    parser.add_argument(
+        "--forecast",
+        choices=FORECASTS,
+        default="perfect",
+        help="plan a layer ahead from what it will compute, or, as the engine, a step ahead from what it computed",
+    )
+    parser.add_argument("--max-moves", type=int, metavar="N", help="records that one plan may load")
     parser.add_argument("--json", action="store_true", help="print every step and the totals as JSON")
     parser.add_argument("--check", action="store_true", help="check every plan of the policy")
 
@@ -111,6 +118,8 @@ def run_replay(args: argparse.Namespace) -> int:
         copies=args.copies,
         queue_ms=args.queue_ms,
         can_wait=not args.no_wait,
+        forecast=args.forecast,
+        max_moves=args.max_moves,
         steps=args.steps,
         debug=args.check,
     )

@@ -1,7 +1,8 @@
 """The event simulator: device, host and link of one token after another, layer by layer.
 
-A layer's plan is made one layer ahead. Its transfers hide in the window until its FFN starts; what is late
-is computed on the host, or waited for where the plan says so.
+A layer's plan is made one layer ahead, or, as the engine does without predictors, before the step from what was
+active in the last one. Its transfers hide in the window until its FFN starts; what is late is computed on the host,
+or waited for where the plan says so.
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ class Simulator:
         queue_ms: transfers that may wait for the link; what would come later is not loaded.
         can_wait: the executor waits for loads where a plan says so; else all late ones go to the host.
         debug: check every plan.
+        forecast: "perfect": a layer is planned one layer ahead, from what it will compute. "previous": all layers
+            before the step, from what they computed in the last one, and nothing is waited for.
+        max_moves: the most records that a plan loads; None leaves it to the queue.
     """
 
     def __init__(
@@ -83,14 +87,20 @@ class Simulator:
         queue_ms: float = 4.0,
         can_wait: bool = True,
         debug: bool = False,
+        forecast: str = "perfect",
+        max_moves: int | None = None,
     ) -> None:
         self.policy, self.shape, self.costs, self.group_size = policy, shape, costs, group_size
-        self.queue_ms, self.can_wait, self.debug = queue_ms, can_wait, debug
+        self.queue_ms, self.debug = queue_ms, debug
+        self.can_wait, self.ahead = can_wait and forecast == "perfect", forecast == "perfect"
+        self.max_moves = shape.num_neurons if max_moves is None else max_moves
         self.cache = Cache(shape, resident)
         self.state = policy.init(shape, prior)
         self.now = self.link_free = 0.0
         self.waits = np.full(shape.num_layers, -np.inf)
         self.io_ms = np.zeros(shape.num_layers)
+        self.seen: np.ndarray | None = None  # shares that were active in the last step
+        self.layers_ms = 0.0  # device and host time of its layers
 
     def step(self, counts: np.ndarray) -> StepRecord:
         """Serve one token.
@@ -101,14 +111,21 @@ class Simulator:
         record, costs, begin = StepRecord(active=int(counts.sum())), self.costs, self.now
         shares = counts if counts.dtype == bool else (counts / self.group_size).astype(np.float32)
         start = self.now + costs.head_ms + costs.attention_ms
-        self._plan(0, shares[0], self.now, start, record)
+        if self.ahead:
+            self._plan(0, shares[0], self.now, start, record)
+        elif self.seen is not None:
+            for layer in range(self.shape.num_layers):
+                due = self.now + self.layers_ms * (layer + 1) / self.shape.num_layers
+                self._plan(layer, self.seen[layer], self.now, due, record)
+        self.seen = shares
         for layer in range(self.shape.num_layers):
             end = self._ffn(layer, counts[layer], start, record)
             following = end + costs.attention_ms
-            if layer + 1 < self.shape.num_layers:
+            if self.ahead and layer + 1 < self.shape.num_layers:
                 self._plan(layer + 1, shares[layer + 1], start, following, record)
             start = following
             self.now = end
+        self.layers_ms = record.gpu_ms + record.cpu_ms
         wall = self.now - begin - costs.head_ms
         record.step_ms = costs.head_ms + wall * costs.layer_scale
         for name in ("gpu_ms", "io_ms", "cpu_ms"):
@@ -121,12 +138,12 @@ class Simulator:
         return record
 
     def _plan(self, layer: int, share: np.ndarray, now: float, start: float, record: StepRecord) -> None:
-        """Let the policy plan ``layer`` at time ``now``, whose FFN starts at ``start``; send the loads."""
+        """Let the policy plan ``layer`` at time ``now``, whose FFN is due at ``start``; send the loads."""
         costs, cache = self.costs, self.cache
         link_start = max(now, self.link_free)
         room_ms = now + self.queue_ms + (start - now) - link_start - costs.link_ms_fixed
         layer_costs = Costs(
-            max_moves=min(max(int(room_ms / costs.link_ms_per_record), 0), self.shape.num_neurons),
+            max_moves=min(max(int(room_ms / costs.link_ms_per_record), 0), self.max_moves),
             free_slots=cache.free(layer),
             gpu_ms_per_record=costs.gpu_ms_per_neuron * self.group_size,
             cpu_ms_per_record=costs.cpu_ms_per_neuron * self.group_size,

@@ -14,6 +14,8 @@ from kairox_jax.sim.guide_model import GuideModel
 from kairox_jax.sim.machine import LayerCosts, layer_costs, load_machine
 from kairox_jax.sim.models import DTYPE_BYTES, MODELS, ModelSpec, find_model
 
+FORECASTS = ("perfect", "previous")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
@@ -30,6 +32,9 @@ class ReplaySettings:
         copies: "staged" or "per-record".
         queue_ms: transfers that may wait for the link.
         can_wait: a layer may wait for loads where its plan says so.
+        forecast: "perfect" plans each layer one ahead from what it will compute; "previous" is the engine's way
+            without predictors: all layers before a step, from what the last one computed, and nothing waits.
+        max_moves: the most records that a plan loads; None leaves it to the queue.
         steps: the most steps of each trace; None for all.
         debug: check every plan.
     """
@@ -44,6 +49,8 @@ class ReplaySettings:
     copies: str = "staged"
     queue_ms: float = 4.0
     can_wait: bool = True
+    forecast: str = "perfect"
+    max_moves: int | None = None
     steps: int | None = None
     debug: bool = False
 
@@ -56,6 +63,15 @@ class ReplaySettings:
             raise ValueError(f"--steps {self.steps} must be 1 or more")
         if not self.queue_ms > 0:
             raise ValueError(f"--queue-ms {self.queue_ms} must be above zero")
+        if self.forecast not in FORECASTS:
+            raise ValueError(f"--forecast {self.forecast!r}: choose one of {', '.join(FORECASTS)}")
+        if self.max_moves is not None and self.max_moves < 1:
+            raise ValueError(f"--max-moves {self.max_moves} must be 1 or more")
+        if self.hardware == "guide" and (self.forecast != "perfect" or self.max_moves is not None):
+            raise ValueError(
+                "--hardware guide counts a promotion in its own step, without a queue: leave --forecast and "
+                "--max-moves out, or choose a profile"
+            )
 
 
 @dataclass(frozen=True)
@@ -237,7 +253,17 @@ def _run(
     if dense:
         return [_dense_step(costs, counts, resident) for counts in shown]
     simulator = Simulator(
-        policy, shape, resident, prior, costs, size, settings.queue_ms, settings.can_wait, settings.debug
+        policy,
+        shape,
+        resident,
+        prior,
+        costs,
+        size,
+        queue_ms=settings.queue_ms,
+        can_wait=settings.can_wait,
+        debug=settings.debug,
+        forecast=settings.forecast,
+        max_moves=settings.max_moves,
     )
     return [simulator.step(counts) for counts in shown]
 

@@ -1,0 +1,234 @@
+"""The engine and the simulator take the same decisions on the same text: plans, costs, times, hits and moves.
+
+The engine runs for real; only its clocks are replaced, by numbers that are exact in binary.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kairox_jax.balancing import POLICIES, Costs, Times, initial_residents, share_slots
+from kairox_jax.cli import main
+from kairox_jax.config import PlacementConfig
+from kairox_jax.engine.link import Link
+from kairox_jax.engine.loading import build_policy
+from kairox_jax.engine.meter import Meter
+from kairox_jax.io.trace import TraceRecorder, read_trace
+from kairox_jax.sim import ReplaySettings, replay
+from kairox_jax.sim.events import Simulator
+from kairox_jax.sim.machine import LayerCosts
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+from tiny_model import NUM_LAYERS, NUM_NEURONS, VOCAB, hybrid_of, run_step, tiny_engine  # noqa: E402
+
+POLICIES_HERE = sorted(set(POLICIES) - {"oracle", "layers"})  # the future, and timed dense by the simulator
+SLOTS, MAX_MOVES, STEPS = 48, 16, 24
+COSTS = LayerCosts(
+    attention_ms=1 / 4,
+    gpu_ms_per_neuron=1 / 64,
+    gpu_ms_second=0.0,
+    cpu_ms_per_neuron=1 / 32,
+    cpu_ms_fixed=1 / 8,
+    link_ms_fixed=0.0,
+    link_ms_per_record=1 / 8,
+    head_ms=8.0,  # in which all transfers of a step arrive
+    record_bytes=4096.0,
+    layer_scale=1.0,
+    dense_gpu_ms=1.0,
+    dense_cpu_ms=1.0,
+    dense_slots=1.0,
+)
+
+
+class FixedMeter(Meter):
+    """Says ``COSTS`` where the real one says what it measured."""
+
+    def end_step(self, run: Any, residual: Any, io_ms: Any) -> tuple[list[Times], Times]:
+        hits = np.count_nonzero(run.users, axis=1) - residual
+        run.gpu_ms = [COSTS.attention_ms + n * COSTS.gpu_ms_per_neuron for n in hits.tolist()]
+        run.cpu_ms = [n * COSTS.cpu_ms_per_neuron + (n > 0) * COSTS.cpu_ms_fixed for n in residual.tolist()]
+        by_layer, step = super().end_step(run, residual, io_ms)
+        return by_layer, replace(step, gpu_ms=step.gpu_ms + COSTS.head_ms)
+
+    def costs(self, layer: int, migrator: Any, *, ahead: bool) -> Costs:
+        return replace(
+            super().costs(layer, migrator, ahead=ahead),
+            gpu_ms_per_record=COSTS.gpu_ms_per_neuron,
+            cpu_ms_per_record=COSTS.cpu_ms_per_neuron,
+            cpu_ms_fixed=COSTS.cpu_ms_fixed,
+            record_bytes=int(COSTS.record_bytes),
+        )
+
+
+class FixedLink(Link):
+    """Delivers when the test says so, and reports the time that ``COSTS`` says."""
+
+    def __init__(self, table: Any) -> None:
+        self.open = Event()
+        self.sizes: list[int] = []
+
+    def send(self, gather: Any) -> Any:
+        assert self.open.wait(15), "the test never opened the link"
+        return super().send(gather)[0], self.sizes.pop(0) * COSTS.link_ms_per_record
+
+
+class Watched:
+    """A policy that writes down everything it is told and says."""
+
+    def __init__(self, policy: Any) -> None:
+        self.policy, self.log = policy, []
+
+    def plan(self, state: Any, layer: int, active: Any, resident: Any, costs: Costs) -> Any:
+        seen = (np.flatnonzero(active).tolist(), np.flatnonzero(resident).tolist())
+        state, plan = self.policy.plan(state, layer, active, resident, costs)
+        self.log.append(("plan", layer, *seen, costs, plan.load.tolist(), plan.evict.tolist()))
+        return state, plan
+
+    def feedback(self, state: Any, layer: int | None, times: Times) -> Any:
+        self.log.append(("feedback", layer, times))
+        return self.policy.feedback(state, layer, times)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+
+def run_engine(name: str, path: Path) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Decode fixed tokens with every transfer there before the next step; write the trace."""
+    tokens = np.random.default_rng(11).integers(3, VOCAB, STEPS)
+    tokens[STEPS // 2 :] = tokens[0]  # a text, then another that repeats itself
+    recorder, steps = TraceRecorder({}), []
+    with tiny_engine(policy=name, gpu_cache_neurons=SLOTS, max_moves=MAX_MOVES) as engine:
+        hybrid = hybrid_of(engine)
+        policy = hybrid.policy = Watched(hybrid.policy)  # type: ignore[assignment]
+        link = hybrid.migrator.link = FixedLink(hybrid.table)
+        submit = hybrid.migrator.submit
+
+        def watched_submit(layer: int, plan: Any) -> None:
+            if len(plan.load):
+                link.sizes.append(len(plan.load))
+            submit(layer, plan)
+
+        hybrid.migrator.submit = watched_submit  # type: ignore[method-assign]
+        hybrid.meter = FixedMeter(hybrid.meter.resident_ms)
+        hybrid.migrator.ms_per_record = COSTS.link_ms_per_record
+        hybrid.migrator.take_counts()
+        for at, token in enumerate(tokens.tolist()):
+            link.open.set()
+            hybrid.settle()
+            link.open.clear()
+            resident = [np.flatnonzero(hybrid.table.resident(i)).tolist() for i in range(NUM_LAYERS)]
+            counts = run_step(engine, token, at)[1]
+            recorder.add_step(counts.active, token)
+            steps.append(
+                {
+                    "hits": int(counts.hits.sum()),
+                    "active": int(counts.active.sum()),
+                    "promoted": counts.moves.promotions,
+                    "evicted": counts.moves.evictions,
+                    "wasted": counts.moves.wasted_promotions,
+                    "io_ms": counts.times.io_ms,
+                    "resident": resident,
+                }
+            )
+        link.open.set()
+    recorder.write(path)
+    # The last plans are for a step that never comes.
+    return policy.log[:-NUM_LAYERS], steps
+
+
+def run_simulator(name: str, path: Path) -> tuple[list[Any], list[dict[str, Any]]]:
+    trace = read_trace(path)
+    policy = Watched(build_policy(PlacementConfig(policy=name), has_prior=False))
+    shape = share_slots(policy.policy, SLOTS * NUM_LAYERS, NUM_LAYERS, NUM_NEURONS, None)
+    resident = initial_residents(policy.policy, shape, None)
+    simulator = Simulator(
+        policy,
+        shape,
+        resident,
+        None,
+        COSTS,
+        queue_ms=1000.0,
+        debug=True,
+        forecast="previous",
+        max_moves=MAX_MOVES,
+    )
+    steps = []
+    for step in range(trace.num_steps):
+        record = simulator.step(trace.active(step))
+        steps.append({key: getattr(record, key) for key in ("hits", "active", "promoted", "evicted")})
+        steps[-1] |= {"wasted": record.wasted, "io_ms": record.io_ms}
+        steps[-1]["resident"] = [np.flatnonzero(row).tolist() for row in simulator.cache.resident]
+        assert record.late == 0
+    return policy.log, steps
+
+
+@pytest.mark.parametrize("name", POLICIES_HERE)
+def test_engine_and_simulator_agree_step_by_step(name: str, tmp_path: Path) -> None:
+    engine_log, engine_steps = run_engine(name, tmp_path / "trace.npz")
+    simulator_log, simulator_steps = run_simulator(name, tmp_path / "trace.npz")
+    for number, (got, want) in enumerate(zip(engine_log, simulator_log, strict=True)):
+        assert got == want, f"call {number}: the engine's is not the simulator's"
+    for number, (got, want) in enumerate(zip(engine_steps, simulator_steps, strict=True)):
+        assert got == want, f"step {number}"
+    moved = sum(step["promoted"] for step in engine_steps)
+    assert (moved == 0) == (name == "static")
+    assert not any(entry[4].can_wait for entry in engine_log if entry[0] == "plan")
+
+
+TRACE = Path(__file__).parents[1] / "data" / "traces" / "smollm2-prose.npz"
+BASE: dict[str, Any] = {"policy": "lru", "hardware": "pc-high", "capacity": 0.3, "steps": 8, "debug": True}
+
+
+def test_the_first_step_of_the_engines_way_moves_nothing_and_later_ones_know_less() -> None:
+    trace = read_trace(TRACE)
+    perfect, previous = (
+        replay([trace], ReplaySettings(**BASE, forecast=name, can_wait=False), [None])
+        for name in ("perfect", "previous")
+    )
+    assert previous.records[0].promoted == previous.records[0].evicted == 0 < perfect.records[0].promoted
+    assert previous.records[1].promoted > 0
+    assert previous.totals()["hit_rate"] < perfect.totals()["hit_rate"]
+
+
+def test_moves_are_bounded_and_nothing_is_waited_for_in_the_engines_way() -> None:
+    trace = read_trace(TRACE)
+    result = replay([trace], ReplaySettings(**BASE, forecast="previous", max_moves=5), [None])
+    assert 0 < max(record.promoted for record in result.records) <= 5 * trace.num_layers
+    waiting = {**BASE, "policy": "split", "hardware": "pc-low", "as_model": "llama-13b"}
+    reports = {
+        name: [
+            r.report["waits"]
+            for r in replay([trace], ReplaySettings(**waiting, forecast=name), [None]).records
+        ]
+        for name in ("perfect", "previous")
+    }
+    assert sum(reports["perfect"]) > 0 == sum(reports["previous"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"forecast": "none"}, "--forecast 'none'"),
+        ({"max_moves": 0}, "--max-moves 0"),
+        ({"hardware": "guide", "forecast": "previous"}, "--hardware guide"),
+        ({"hardware": "guide", "max_moves": 4}, "--hardware guide"),
+    ],
+)
+def test_wrong_settings_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ReplaySettings(**{**BASE, **change})
+
+
+def test_replay_takes_the_forecast_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["replay", str(TRACE), "--policy", "lru", "--hardware", "pc-high", "--steps", "3", "--json"]
+    totals = []
+    for more in (["--forecast", "previous", "--max-moves", "9"], []):
+        assert main([*command, *more]) == 0
+        totals.append(json.loads(capsys.readouterr().out)["steps"][0]["promoted"])
+    assert totals[0] == 0 < totals[1]
