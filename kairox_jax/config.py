@@ -17,6 +17,7 @@ NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rotary", "learned")
 ROPE_SCALINGS = ("linear", "llama3")
 MODES = ("dense", "exact")
+HOST_CALLBACKS = ("split", "pure", "buffer", "ffi")
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -221,6 +222,8 @@ class PlacementConfig:
         tam_evict: momentum under which a resident is evicted, in [0, tam_threshold].
         anb_enable: let measured times move the promotion threshold.
         max_moves: the most promotions in flight for one layer and step; the size of a staging buffer.
+        host_callback: how the host's part is called: "split" by Python between small programs; "pure", "buffer"
+            or "ffi" from inside one program a layer.
     """
 
     vram_budget_bytes: int | None = None
@@ -231,6 +234,7 @@ class PlacementConfig:
     tam_evict: float = 0.08
     anb_enable: bool = True
     max_moves: int = 64
+    host_callback: str = "split"
 
     def __post_init__(self) -> None:
         if self.vram_budget_bytes is not None and self.vram_budget_bytes <= 0:
@@ -247,6 +251,8 @@ class PlacementConfig:
             )
         if self.max_moves <= 0:
             raise ValueError(f"max_moves {self.max_moves} must be above zero")
+        if self.host_callback not in HOST_CALLBACKS:
+            raise ValueError(f"--host-callback {self.host_callback} is not one of {', '.join(HOST_CALLBACKS)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from kairox_jax.config import GenerationConfig, PlacementConfig
 from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.hybrid import Hybrid
+from kairox_jax.engine.jitted_hybrid import JittedHybrid
 from kairox_jax.engine.loading import (
     build_policy,
     check_dense_settings,
@@ -124,10 +125,8 @@ class Engine:
         placement: PlacementConfig,
     ) -> Hybrid:
         """Load the records and the dense part; where the device is the CPU itself, host kernels run the latter."""
-        dense_part = HostDense if self.device.platform == "cpu" else DeviceDense
-        return Hybrid(
-            load_store(checkpoint),
-            dense_part(checkpoint, batch=1, context_length=self.context_length),
+        platform, callback = self.device.platform, placement.host_callback
+        settings: dict[str, Any] = dict(
             config=self.config,
             thresholds=thresholds,
             policy=policy,
@@ -135,6 +134,17 @@ class Engine:
             slots_per_layer=0 if self.mode == "dense" else self.plan.slots_per_layer,
             max_moves=placement.max_moves,
             implementation=self.implementation,
+        )
+        if callback != "split":
+            dense = DeviceDense(checkpoint, batch=1, context_length=self.context_length)
+            return JittedHybrid(
+                load_store(checkpoint), dense, host_callback=callback, platform=platform, **settings
+            )
+        dense_part = HostDense if platform == "cpu" else DeviceDense
+        return Hybrid(
+            load_store(checkpoint),
+            dense_part(checkpoint, batch=1, context_length=self.context_length),
+            **settings,
         )
 
     def generate(
