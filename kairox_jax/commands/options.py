@@ -107,6 +107,13 @@ PLACEMENT = (
         default=PlacementConfig.anb_enable,
         help="let measured times move the promotion threshold",
     ),
+    Flag(
+        dest="host_callback",
+        names=("--host-callback",),
+        metavar="NAME",
+        default=PlacementConfig.host_callback,
+        help="how the host's part is called: split by Python; pure, buffer or ffi from one program a layer",
+    ),
 )
 
 SAMPLING = (
@@ -188,6 +195,7 @@ def placement_config(args: argparse.Namespace) -> PlacementConfig:
         tam_threshold=args.tam_threshold,
         tam_evict=args.tam_evict,
         anb_enable=args.anb_enable,
+        host_callback=args.host_callback,
     )
 
 

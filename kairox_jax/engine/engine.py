@@ -33,6 +33,7 @@ from kairox_jax.engine.statistics import Statistics
 from kairox_jax.engine.text import TextStream
 from kairox_jax.engine.whole import Whole
 from kairox_jax.host import limit_threads, thread_count
+from kairox_jax.host.callback import check_backend
 from kairox_jax.io import Checkpoint, TraceRecorder, open_checkpoint
 from kairox_jax.models import find_sparsity, load_decoder, resolve_thresholds
 from kairox_jax.nvidia import limit_device_memory
@@ -74,6 +75,7 @@ class Engine:
         if placement.vram_budget_bytes is not None:
             limit_device_memory(placement.vram_budget_bytes)
         self.device = jax.devices()[0]
+        check_backend(placement.host_callback, self.device.platform)
         self.context_length = resolve_context(config, context_length)
         self.plan = make_plan(
             config,

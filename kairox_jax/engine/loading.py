@@ -84,7 +84,7 @@ def resolve_context(config: ModelConfig, context_length: int | None) -> int:
 def check_dense_settings(placement: PlacementConfig, sparsity: object) -> None:
     """Raise ``ValueError`` for settings that ``dense`` mode would not use."""
     defaults = PlacementConfig()
-    names = ("policy", "tam_beta", "tam_threshold", "tam_evict", "anb_enable")
+    names = ("policy", "tam_beta", "tam_threshold", "tam_evict", "anb_enable", "host_callback")
     unused = [name for name in names if getattr(placement, name) != getattr(defaults, name)]
     unused += [] if sparsity is None else ["sparsity"]
     if unused:

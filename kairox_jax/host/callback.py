@@ -72,6 +72,13 @@ def host_ffn(neurons: HostNeurons, backend: str, *, platform: str = "cpu") -> Ho
     Raises:
         ValueError: unknown backend, or one that does not run on the platform.
     """
+    check_backend(backend, platform)
+    make = {"split": _split, "pure": _pure, "buffer": _buffer, "ffi": _ffi}[backend]
+    return make(neurons)
+
+
+def check_backend(backend: str, platform: str) -> None:
+    """Raise ``ValueError`` for an unknown backend, or one that does not run on the platform."""
     if backend not in HOST_CALLBACKS:
         raise ValueError(f"host callback {backend!r} is unknown: use one of {', '.join(HOST_CALLBACKS)}")
     if backend in ("buffer", "ffi") and platform != "cpu":
@@ -79,8 +86,6 @@ def host_ffn(neurons: HostNeurons, backend: str, *, platform: str = "cpu") -> Ho
             f"host callback {backend!r} reads host memory and runs on JAX's CPU backend only, not on {platform}: "
             "use 'split' or 'pure'"
         )
-    make = {"split": _split, "pure": _pure, "buffer": _buffer, "ffi": _ffi}[backend]
-    return make(neurons)
 
 
 def _split(neurons: HostNeurons) -> HostFfn:
