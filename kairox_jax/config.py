@@ -252,7 +252,9 @@ class PlacementConfig:
         if self.max_moves <= 0:
             raise ValueError(f"max_moves {self.max_moves} must be above zero")
         if self.host_callback not in HOST_CALLBACKS:
-            raise ValueError(f"--host-callback {self.host_callback} is not one of {', '.join(HOST_CALLBACKS)}")
+            raise ValueError(
+                f"--host-callback {self.host_callback} is not one of {', '.join(HOST_CALLBACKS)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

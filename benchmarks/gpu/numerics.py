@@ -85,7 +85,11 @@ def _gate_up(case: gate_up_cases.GateUpCase, rng: np.random.Generator) -> Check:
     assert up is not None and up64 is not None
     x64 = inputs["x"].astype(np.float64)
     u = x64 @ up64.T + (0 if inputs["up_bias"] is None else inputs["up_bias"])
-    g = None if gate64 is None else x64 @ gate64.T + (0 if inputs["gate_bias"] is None else inputs["gate_bias"])
+    g = (
+        None
+        if gate64 is None
+        else x64 @ gate64.T + (0 if inputs["gate_bias"] is None else inputs["gate_bias"])
+    )
     first = u if g is None else g
     silu = first / (1 + np.exp(-first)) * (1.0 if g is None else u)
     threshold = gate_up_cases.gap_threshold(case, np.abs(silu) if case.rule == "silu" else first)
@@ -93,7 +97,7 @@ def _gate_up(case: gate_up_cases.GateUpCase, rng: np.random.Generator) -> Check:
     at = np.arange(case.k)
     listed = (at < case.n) & (inputs["slots"] >= 0)
     expected = np.where(listed[None], z[:, np.where(listed, inputs["slots"], 0)], 0.0)
-    biases = (inputs["gate_bias"], inputs["up_bias"]) if case.biases else None
+    biases: Any = (inputs["gate_bias"], inputs["up_bias"]) if case.biases else None
     limit = threshold if case.rule in ("silu", "fatrelu") else None
 
     def call(options: dict[str, Any]) -> Any:
@@ -146,6 +150,8 @@ def _scatter(case: scatter_cases.ScatterCase, rng: np.random.Generator) -> Check
     def call(options: dict[str, Any]) -> Any:
         program = jax.jit(lambda *args: slot_scatter(*args, **options))
         rows = tuple(jnp.asarray(array, case.dtype) for array in cache)
-        return np.stack([np.asarray(r, np.float64) for r in program(rows, jnp.asarray(staging, case.dtype), slots)])
+        return np.stack(
+            [np.asarray(r, np.float64) for r in program(rows, jnp.asarray(staging, case.dtype), slots)]
+        )
 
     return f"slot_scatter/{case.name}", call, expected

@@ -62,7 +62,7 @@ SIZES = {
         case_limit=2, dtypes=("float32", "q8_0"), shapes=(ModelShape(name="tiny", d=64, f=96),),
         active_fracs=(0.25, 1.0), lists=2, repeats=2, copy_bytes=1 << 16, link_bytes=(1 << 12, 1 << 14),
         work_us=(0, 50), callback_shape=(128, 64), commit_records=(4,), model=(2, 64, 96, 2, 128),
-        more_layers=3, budgets=(3 * 10**6,), policies=("guide", "static"), tokens=4,
+        more_layers=2, budgets=(3 * 10**6,), policies=("guide", "static"), tokens=4,
     ),
 }  # fmt: skip
 

@@ -52,8 +52,8 @@ def layer_program(
         platform: where the program runs.
 
     Returns:
-        The program. ``weights`` are the front's leaves and norm; ``residents`` the resident program's arguments before h,
-        or None where no slot is valid; the first n of ``ids`` are evaluated on the host.
+        The program. ``weights`` are the front's leaves and norm; ``residents`` the resident program's arguments
+        before h, or None where no slot is valid; the first n of ``ids`` are evaluated on the host.
     """
     aside = compute_on(RESIDENT_STREAM) if platform in ("cuda", "gpu") else contextlib.nullcontext()
 

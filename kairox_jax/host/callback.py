@@ -60,8 +60,8 @@ class HostNeurons:
 def host_ffn(neurons: HostNeurons, backend: str, *, platform: str = "cpu") -> HostFfn:
     """Return the function ``(x, ids, n, layer) -> y, active`` of one backend.
 
-    x is float32 [B, D], ids int32 [K] of which the first n count, n and layer int32 scalars; y is float32 [B, D], active
-    uint8 [B, K]. Costs: docs/gpu.md.
+    x is float32 [B, D], ids int32 [K] of which the first n count, n and layer int32 scalars; y is float32 [B, D],
+    active uint8 [B, K]. Costs: docs/gpu.md.
 
     Args:
         neurons: what it evaluates; must not change while programs that call it live.
@@ -117,7 +117,9 @@ def _pure(neurons: HostNeurons) -> HostFfn:
 def _buffer(neurons: HostNeurons) -> HostFfn:
     def work(context: Any, out: Any, x: Any, ids: Any, n: Any, layer: Any) -> None:
         y, active = (np.asarray(buffer) for buffer in out)
-        neurons.evaluate(np.asarray(x), np.asarray(ids), int(np.asarray(n)), int(np.asarray(layer)), y, active)
+        neurons.evaluate(
+            np.asarray(x), np.asarray(ids), int(np.asarray(n)), int(np.asarray(layer)), y, active
+        )
 
     def call(x: Any, ids: Any, n: Any, layer: Any) -> tuple[Any, Any]:
         return buffer_callback(work, _results(x, ids))(x, ids, n, layer)

@@ -17,7 +17,7 @@ import jaxlib
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import carray, set_num_threads, types
+from numba import set_num_threads, types
 from numba.extending import intrinsic
 
 from kairox_jax.host import loops, threads
@@ -26,7 +26,9 @@ from kairox_jax.host.compile import kernel
 TARGET = "kairox_host_ffn"
 KNOWN_MINORS = (3, 4, 5)  # of the FFI's version 0
 # Columns of the table that tells the handler where a layer's neurons are, int64 [L, COLUMNS].
-RECORDS, NEURONS, RECORD_BYTES, BIASES, BIAS_COLUMNS, GATED, CODE, DOWN_CODE, ROW_BYTES, RULE, THREADS = range(11)
+RECORDS, NEURONS, RECORD_BYTES, BIASES, BIAS_COLUMNS, GATED, CODE, DOWN_CODE, ROW_BYTES, RULE, THREADS = (
+    range(11)
+)
 COLUMNS = 11
 _MIN_CHUNK, _MAX_CHUNKS = 32, 32  # as kernels.residual_ffn cuts the neurons: the same sums, the same bits
 
@@ -45,7 +47,8 @@ def ffi_minor_version() -> int:
     minor = int(found[1]) if found else -1
     if minor not in KNOWN_MINORS:
         raise ValueError(
-            f"host callback 'ffi' knows XLA's FFI 0.{KNOWN_MINORS[0]} to 0.{KNOWN_MINORS[-1]}, not 0.{minor}: use 'split'"
+            f"host callback 'ffi' knows XLA's FFI 0.{KNOWN_MINORS[0]} to 0.{KNOWN_MINORS[-1]}, not 0.{minor}: "
+            "use 'split'"
         )
     return minor
 
@@ -72,8 +75,7 @@ def _make_pointer(element: Any, llvm: ir.Type) -> Any:
     return pointer
 
 
-@intrinsic
-def _store_i32(typing_context, address, value):  # type: ignore[no-untyped-def]
+def _store(typing_context, address, value):  # type: ignore[no-untyped-def]
     def codegen(context, b, signature, args):
         b.store(args[1], b.inttoptr(args[0], ir.IntType(32).as_pointer()))
         return context.get_dummy_value()
@@ -81,6 +83,10 @@ def _store_i32(typing_context, address, value):  # type: ignore[no-untyped-def]
     return types.void(types.uint64, types.int32), codegen
 
 
+_store_i32: Any = intrinsic(_store)
+
+
+carray: Any = numba.carray  # pyright: ignore[reportPrivateImportUsage]
 _load_word = _make_load(types.uint64, ir.IntType(64))
 _load_i32 = _make_load(types.int32, ir.IntType(32))
 _bytes_at = _make_pointer(types.uint8, ir.IntType(8))
@@ -157,7 +163,7 @@ def register() -> str:
     layer = threads.start()
     if layer == "workqueue":
         raise ValueError(
-            "host callback 'ffi' needs the OpenMP or TBB layer of numba, found workqueue: install libgomp, or use 'split'"
+            "host callback 'ffi' needs numba's OpenMP or TBB layer, found workqueue: install libgomp, or use 'split'"
         )
 
     def handle(frame):  # type: ignore[no-untyped-def]
@@ -168,7 +174,7 @@ def register() -> str:
 
     handler = numba.cfunc(types.uint64(types.uint64))(handle)
     _kept.append(handler)
-    jax.ffi.register_ffi_target(TARGET, _capsule(handler.address), platform="cpu")
+    jax.ffi.register_ffi_target(TARGET, _capsule(handler.address or 0), platform="cpu")
     return TARGET
 
 

@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 from numpy_reference import forward
-from tiny_model import NUM_LAYERS, TINY, VOCAB, Churn, all_logits, hybrid_of, relative_error, run_step, tiny_engine
+from tiny_model import (
+    NUM_LAYERS,
+    TINY,
+    VOCAB,
+    Churn,
+    all_logits,
+    hybrid_of,
+    relative_error,
+    run_step,
+    tiny_engine,
+)
 
 from kairox_jax.config import HOST_CALLBACKS
 from kairox_jax.engine.jitted_hybrid import JittedHybrid
@@ -54,7 +64,9 @@ def test_neurons_may_move_between_steps(backend: str, reference: np.ndarray) -> 
             logits, counts = run_step(engine, int(IDS[at]), at)
             got.append(logits)
             moves += counts.moves.promotions
-            assert counts.times.cpu_ms > 0 and (counts.hits + counts.residual == counts.active.sum(axis=1)).all()
+            assert (
+                counts.times.cpu_ms > 0 and (counts.hits + counts.residual == counts.active.sum(axis=1)).all()
+            )
             hybrid_of(engine).settle()
     assert relative_error(np.stack(got), reference[PROMPT - 1 :]) < 2e-5
     assert moves > 100, "the policy did not churn"
