@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.compute_on import compute_on
 
 from benchmarks.gpu.settings import Settings, TimeBox
 from benchmarks.gpu.timing import median_s, one_line
 from kairox_jax.config import HOST_CALLBACKS
-from kairox_jax.engine.jitted_step import RESIDENT_STREAM
+from kairox_jax.engine.jitted_step import beside
 from kairox_jax.host import Rule
 from kairox_jax.host.callback import HostFfn, HostNeurons, host_ffn
 from kairox_jax.placement import NeuronStore
@@ -89,12 +87,10 @@ def _jitted_step(
     call: HostFfn, neurons: HostNeurons, n: int, platform: str
 ) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]:
     x, w, ids, count = _inputs(neurons, n)
-    aside = compute_on(RESIDENT_STREAM) if platform == "gpu" else contextlib.nullcontext()
+    work = beside(_device_work, platform)
 
     def together(x: Any, w: Any) -> Any:
-        with aside:
-            y = _device_work(x, w)
-        return y + call(x, ids, count, np.int32(0))[0]
+        return work(x, w) + call(x, ids, count, np.int32(0))[0]
 
     host = jax.jit(lambda x: call(x, ids, count, np.int32(0))[0])
     device, both = jax.jit(_device_work), jax.jit(together)

@@ -119,11 +119,12 @@ def prefill_program(
 
 
 def resident_program(
-    activation: str, implementation: str
+    activation: str, implementation: str, platform: str | None = None
 ) -> Callable[..., tuple[Float[Array, "B D"], Bool[Array, "B C"]]]:
     """Compile the residents' share of an FFN.
 
     ``(slots, valid [C], threshold [], h [B,D]) -> y [B,D], active [B,C]``: which slots' neurons were active.
+    ``platform`` is what it is compiled for; None means JAX's default backend.
     """
 
     def run(slots: SlotArrays, valid: Array, threshold: Array, h: Array) -> tuple[Array, Array]:
@@ -139,9 +140,17 @@ def resident_program(
             rule=activation,
             threshold=limit,
             implementation=implementation,
+            platform=platform,
         )
         y = gather_down(
-            values, down, None, None, valid=valid, implementation=implementation, deterministic=True
+            values,
+            down,
+            None,
+            None,
+            valid=valid,
+            implementation=implementation,
+            platform=platform,
+            deterministic=True,
         )
         return y, values != 0
 

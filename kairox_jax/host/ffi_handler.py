@@ -159,23 +159,40 @@ def register() -> str:
     Raises:
         ValueError: an unknown version of the FFI, or a threading layer that aborts under two callers.
     """
-    minor = ffi_minor_version()
     layer = threads.start()
     if layer == "workqueue":
         raise ValueError(
             "host callback 'ffi' needs numba's OpenMP or TBB layer, found workqueue: install libgomp, or use 'split'"
         )
 
+    @numba.njit
+    def work(frame):  # type: ignore[no-untyped-def]
+        set_num_threads(_threads(frame))  # of the calling thread, which is one of XLA's
+        _run(frame)
+
+    jax.ffi.register_ffi_target(TARGET, make_handler(work), platform="cpu")
+    return TARGET
+
+
+def make_handler(work: Callable[[Any], None]) -> Any:
+    """Compile an FFI handler that calls ``work(frame)``, and return it as ``jax.ffi.register_ffi_target`` takes it.
+
+    Args:
+        work: a numba function of the call frame's address.
+
+    Raises:
+        ValueError: this jaxlib's FFI has an unknown version.
+    """
+    minor = ffi_minor_version()
+
     def handle(frame):  # type: ignore[no-untyped-def]
         if not _answers_metadata(frame, minor):
-            set_num_threads(_threads(frame))  # of the calling thread, which is one of XLA's
-            _run(frame)
+            work(frame)
         return Address(0)
 
     handler = numba.cfunc(types.uint64(types.uint64))(handle)
     _kept.append(handler)
-    jax.ffi.register_ffi_target(TARGET, _capsule(handler.address or 0), platform="cpu")
-    return TARGET
+    return _capsule(handler.address or 0)
 
 
 _kept: list[Any] = []  # machine code lives as long as its Python object
