@@ -39,7 +39,7 @@ class CompiledProgram:
         arch: for which chip.
         argument_bytes, temporary_bytes, alias_bytes: its memory; aliased are the outputs in donated arguments.
         thunks: kinds and names in the order of execution.
-        overlaps: of a program with host work: the residents are started before it and awaited after it.
+        overlaps: of a program with host work: it stands between the residents' start and the wait for them.
     """
 
     program: str
@@ -109,7 +109,7 @@ def programs(jax: Any, implementation: str) -> dict[str, tuple[Callable[[Any], A
     residents = (slots, shape((SLOTS,), jnp.bool_), shape((), jnp.float32))
     front = front_program(split.rebuild, config.norm_eps)
     resident = resident_program("relu", implementation, platform="cuda")
-    layer = layer_program(front, resident, host_stand_in(jax), platform="gpu")
+    layer = layer_program(front, resident, host_stand_in(jax), second_stream=implementation == "xla")
     ids, number = shape((NEURONS,), jnp.int32), shape((), jnp.int32)
     front_arguments = (split.leaves, norm, x, x, x, start, cache)
     layer_arguments = ((split.leaves, norm), x, start, cache, residents, ids, number, number)
@@ -159,10 +159,16 @@ def read_thunks(text: str) -> list[str]:
 
 
 def overlaps(thunks: list[str]) -> bool:
-    """Say whether the residents' kernels are launched before the host's callback and awaited after it."""
-    launched = [at for at, thunk in enumerate(thunks) if "gather_gate_up" in thunk or "gather_down" in thunk]
-    called = [at for at, thunk in enumerate(thunks) if "callback" in thunk]
-    return bool(launched and called) and max(launched) < min(called)
+    """Say whether the host is called between the start of another stream's work and the wait for it."""
+    calls = [at for at, thunk in enumerate(thunks) if thunk.startswith("CustomCall")]
+    starts = {_async_id(thunk): at for at, thunk in enumerate(thunks) if thunk.startswith("AsyncStart")}
+    ends = {_async_id(thunk): at for at, thunk in enumerate(thunks) if thunk.startswith("AsyncDone")}
+    return any(start < call < ends.get(key, -1) for key, start in starts.items() for call in calls)
+
+
+def _async_id(thunk: str) -> str:
+    found = re.search(r"async_id=(\d+)", thunk)
+    return found[1] if found else ""
 
 
 def target_config(arch: str) -> str:
@@ -196,7 +202,7 @@ def main(argv: list[str] | None = None) -> int:
     if missing:
         print(missing, file=sys.stderr)
         return 3
-    with contextlib.nullcontext('/tmp/w/gpu-try/dump') as dump:
+    with tempfile.TemporaryDirectory() as dump:
         prepare(dump)
         found = compile_programs(args.arch, Path(dump), args.implementation)
     if args.json:

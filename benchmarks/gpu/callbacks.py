@@ -87,7 +87,7 @@ def _jitted_step(
     call: HostFfn, neurons: HostNeurons, n: int, platform: str
 ) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]:
     x, w, ids, count = _inputs(neurons, n)
-    work = beside(_device_work, platform)
+    work = beside(_device_work) if platform == "gpu" else _device_work
 
     def together(x: Any, w: Any) -> Any:
         return work(x, w) + call(x, ids, count, np.int32(0))[0]

@@ -35,7 +35,7 @@ class JittedHybrid(Hybrid):
         thresholds, config = settings["thresholds"], settings["config"]
         self._neurons = HostNeurons(store=store, rule=Rule.of(config.activation), thresholds=thresholds)
         self._host = host_ffn(self._neurons, host_callback, platform=platform)
-        self._platform = platform
+        self._second_stream = platform in ("cuda", "gpu") and settings["implementation"] == "xla"
         self._program: Any = None
         self._padded: list[Int[np.ndarray, " F"]] = [
             np.zeros(config.num_neurons, np.int32) for _ in range(config.num_layers)
@@ -75,7 +75,9 @@ class JittedHybrid(Hybrid):
         dense = self.dense
         assert isinstance(dense, DeviceDense)
         if self._program is None:
-            self._program = layer_program(dense._front, self._resident, self._host, platform=self._platform)
+            self._program = layer_program(
+                dense._front, self._resident, self._host, second_stream=self._second_stream
+            )
         residents = None
         if self._valid[layer].any():
             residents = (self.migrator.slots[layer], self._valid[layer], np.float32(self.thresholds[layer]))

@@ -1,7 +1,7 @@
 """One layer of a hybrid decode step as one program: front, residents, the host's part by a callback, merge.
 
-On CUDA the residents run on a second stream, so that the callback's wait does not hold them up; XLA's CPU backend
-runs independent parts beside each other by itself.
+On CUDA XLA starts the host first and the residents after it, unless these run on a second stream. That compiles to an
+overlapped order with plain-XLA kernels (jax 0.12.0); with Pallas kernels XLA's compiler crashes there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import compute_on
 from jax.extend.core import Literal
 from jaxtyping import Array, Bool, Float, UInt8
@@ -38,10 +39,8 @@ class LayerResult(NamedTuple):
     fired: UInt8[Array, "B K"]
 
 
-def beside(function: Callable[..., Any], platform: str) -> Callable[..., Any]:
-    """Let a part of a program run on a second stream of a CUDA device; elsewhere return it as it is."""
-    if platform not in ("cuda", "gpu"):
-        return function
+def beside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a part of a program for CUDA run on a second stream."""
     wrap: Any = getattr(compute_on, "compute_on2", None) or compute_on.compute_on  # renamed after jax 0.10
     return wrap(_inlined(function), compute_type=RESIDENT_STREAM, out_memory_spaces=jax.memory.Space.Device)
 
@@ -77,7 +76,7 @@ def layer_program(
     resident: Callable[..., tuple[Any, Any]],
     host: HostFfn,
     *,
-    platform: str,
+    second_stream: bool,
 ) -> Callable[..., LayerResult]:
     """Compile ``(weights, x [B,D], start [B], cache, residents, ids [K], n [], layer [], attend) -> LayerResult``.
 
@@ -85,13 +84,19 @@ def layer_program(
         front: ``programs.front_program``: merges, attends, normalises.
         resident: ``programs.resident_program``.
         host: ``host.callback.host_ffn`` of a backend that runs inside a jit.
-        platform: where the program runs.
+        second_stream: run the residents on a second stream (CUDA, plain-XLA kernels).
 
     Returns:
         The program. ``weights`` are the front's leaves and norm; ``residents`` the resident program's arguments
         before h, or None where no slot is valid; the first n of ``ids`` are evaluated on the host.
     """
-    resident = beside(resident, platform)
+
+    def joined(*residents: Any) -> Array:
+        # One output: with two XLA awaits the residents before it calls the host.
+        y_device, hits = resident(*residents)
+        return jnp.concatenate([y_device, hits.astype(y_device.dtype)], axis=1)
+
+    aside = beside(joined) if second_stream else joined
 
     def run(
         weights: tuple[Any, Any],
@@ -105,12 +110,15 @@ def layer_program(
         attend: int,
     ) -> LayerResult:
         leaves, norm = weights
-        nothing = jax.numpy.zeros_like(x)
+        nothing = jnp.zeros_like(x)
         x, h, cache = front(leaves, norm, x, nothing, nothing, start, cache, attend)
         y_device, hits = nothing, None
         if residents is not None:
-            y_device, hits = resident(*residents, h)
+            both = aside(*residents, h)
+            y_device, hits = both[:, : x.shape[1]], both[:, x.shape[1] :] != 0
         y_host, fired = host(h, ids, n, layer)
         return LayerResult(x + y_device + y_host, cache, hits, fired)
 
-    return jax.jit(run, static_argnames="attend", donate_argnames="cache")
+    # Without it XLA waits for the residents before it calls the host.
+    options = {"xla_gpu_enable_latency_hiding_scheduler": True} if second_stream else None
+    return jax.jit(run, static_argnames="attend", donate_argnames="cache", compiler_options=options)
