@@ -68,7 +68,9 @@ def callbacks(result: Result) -> str:
     keys = ("callback_us", "device_us", "both_us")
     rows = []
     for row in result["rows"]:
-        overlap = f"{100 * row['overlap_frac']:.0f} %" if "overlap_frac" in row else row.get("failed", "-")
+        overlap = row.get("failed", "-")
+        if "overlap_frac" in row and row["work_us"]:  # of no work nothing can overlap
+            overlap = f"{100 * row['overlap_frac']:.0f} %"
         rows.append([f"{row['backend']}, {row['work_us']} us", *(_number(row, key) for key in keys), overlap])
     return markdown_table(["backend, host work", "callback us", "device us", "both us", "overlapped"], rows)
 
