@@ -6,7 +6,12 @@ BIN := $(VENV)/bin
 CHECK := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3.12 python3 python3.13 python3.11; do "$$p" -c '$(CHECK)' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
 
-.PHONY: install demo test lint bench clean
+# torch for the comparison with transformers: its small CPU build is of Python 3.11.
+PARITY_VENV ?= .venv-parity
+PARITY_TORCH ?= torch==2.13.0
+PARITY_PYTHON ?= $(shell for p in python3.11 python3; do "$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+
+.PHONY: install demo test parity lint bench clean
 
 install: $(VENV)/.installed
 
@@ -29,6 +34,17 @@ demo: install
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
 
+$(PARITY_VENV)/.installed:
+	@test -n "$(PARITY_PYTHON)" || { echo "error: no Python 3.11 found; install python3.11 or pass PARITY_PYTHON=/path/to/python" >&2; exit 2; }
+	"$(PARITY_PYTHON)" -m venv $(PARITY_VENV)
+	$(PARITY_VENV)/bin/python -m pip install --quiet '$(PARITY_TORCH)' transformers
+	@touch $@
+
+parity: $(VENV)/.installed-dev $(PARITY_VENV)/.installed
+	rm -rf $(PARITY_VENV)/cases
+	$(PARITY_VENV)/bin/python tests/parity/build_cases.py $(PARITY_VENV)/cases
+	KAIROX_PARITY="$(abspath $(PARITY_VENV)/cases)" $(BIN)/python -m pytest tests/parity
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -38,4 +54,4 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.bench_cpu_decode
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(PARITY_VENV)

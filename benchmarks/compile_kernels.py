@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.compile_kernels [--json]``: the Pallas kernels, whose Triton IR is taken out of the lowered
 program, and the jax-triton twins, for each architecture, with the ``triton`` package (exit 3 where it is missing,
-1 where a kernel spills). ``--table FILE.json`` prints the committed JSON as the table of the docs.
+1 where a kernel spills). ``--renew FILE.json`` renews the committed JSON, ``--only OP`` one operation of it;
+``--table FILE.json`` prints it as the table of the docs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,21 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-from benchmarks.compile_twins import NUM_LISTED, TWINS, listed, rows_of, shape, twin_source  # noqa: E402
+from benchmarks.compile_twins import (  # noqa: E402
+    BLOCKED,
+    COLUMNS,
+    NUM_LISTED,
+    TWINS,
+    listed,
+    rows_of,
+    shape,
+    twin_source,
+)
 from pallas_kernels import gather_down, gather_gate_up, slot_scatter  # noqa: E402
 from pallas_kernels.shapes import LLAMA_7B  # noqa: E402
 
 ARCHS = (86, 89, 90)
-DTYPES = ("float32", "bfloat16", "float16", "q8_0", "q4_0")
+DTYPES = ("float32", "bfloat16", "float16", *BLOCKED, *COLUMNS)
 BATCHES = (1, 2, 4, 8)
 NUM_STAGED = 64
 ON_CUDA: dict[str, Any] = {"implementation": "pallas", "platform": "cuda"}
@@ -78,6 +88,8 @@ def compile_all(
     table = operations()
     for op in ops or (*table, *TWINS):
         for dtype in dtypes:
+            if dtype in COLUMNS and "gather_down" not in op:
+                continue  # only down weights are kept as columns
             for batch in (1,) if op == "slot_scatter" else batches:
                 if op in TWINS:
                     sources: list[Any] = [twin_source(TWINS[op], dtype, batch)]
@@ -110,7 +122,7 @@ def _down(deterministic: bool, dtype: str, batch: int) -> tuple[Callable, tuple]
 
 
 def _scatter(dtype: str) -> tuple[Callable, tuple]:
-    row_bytes = {"q8_0": 34, "q4_0": 18}.get(dtype, 0) * LLAMA_7B.d // 32
+    row_bytes = {"q8_0": 34, "q4_0": 18, "q4_1": 20}.get(dtype, 0) * LLAMA_7B.d // 32
     staging = jax.ShapeDtypeStruct((NUM_STAGED, 3, row_bytes or LLAMA_7B.d), "uint8" if row_bytes else dtype)
     slots = jax.ShapeDtypeStruct((NUM_STAGED,), jnp.int32)
     return lambda *args: slot_scatter(*args, **ON_CUDA), ((rows_of(dtype),) * 3, staging, slots)
@@ -252,11 +264,22 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def renew(file: Path, rows: list[dict[str, Any]], ops: Sequence[str]) -> None:
+    """Replace the entries of some operations in a saved JSON."""
+    order = [*operations(), *TWINS]
+    kept = [row for row in json.loads(file.read_text()) if row["op"] not in ops] if file.exists() else []
+    merged = sorted(kept + rows, key=lambda row: order.index(row["op"]))  # stable: else as compiled
+    file.write_text(json.dumps(merged, indent=1) + "\n")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_kernels", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print a list of objects, not a table")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a saved JSON and stop")
+    parser.add_argument("--renew", type=Path, metavar="FILE", help="write JSON; keep what --only leaves out")
+    known = (*operations(), *TWINS)
+    parser.add_argument("--only", action="append", choices=known, metavar="OP", help=", ".join(known))
     args = parser.parse_args(argv)
     if args.table:
         print(table(json.loads(args.table.read_text())))
@@ -266,8 +289,11 @@ def main(argv: list[str] | None = None) -> int:
     except ImportError:
         print("the triton package is not installed: pip install triton (no GPU is needed)", file=sys.stderr)
         return 3
-    rows = [asdict(row) for row in compile_all()]
-    print(json.dumps(rows, indent=1) if args.json else table(rows))
+    rows = [asdict(row) for row in compile_all(ops=tuple(args.only) if args.only else None)]
+    if args.renew:
+        renew(args.renew, rows, args.only or known)
+    else:
+        print(json.dumps(rows, indent=1) if args.json else table(rows))
     spilled = [row for row in rows if row["spill_bytes"]]
     for row in spilled:
         print(f"spills: {row}", file=sys.stderr)

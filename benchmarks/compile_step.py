@@ -94,7 +94,7 @@ def programs(jax: Any, implementation: str) -> dict[str, tuple[Callable[[Any], A
     from kairox_jax.config import ModelConfig
     from kairox_jax.engine.jitted_step import layer_program
     from kairox_jax.engine.programs import front_program, resident_program, split_module
-    from kairox_jax.models import Attention, empty_cache
+    from kairox_jax.models import Attention, Norm, empty_cache
     from kairox_jax.models.load import abstract
 
     config = ModelConfig(
@@ -103,16 +103,17 @@ def programs(jax: Any, implementation: str) -> dict[str, tuple[Callable[[Any], A
     )  # fmt: skip
     split = split_module(abstract(lambda: Attention(config, rngs=nnx.Rngs(0))))
     shape = jax.ShapeDtypeStruct
-    x, start, norm = shape((1, WIDTH), jnp.float32), shape((1,), jnp.int32), shape((WIDTH,), jnp.float32)
+    x, start = shape((1, WIDTH), jnp.float32), shape((1,), jnp.int32)
+    norm = Norm(shape((WIDTH,), jnp.float32), None)
     cache = jax.eval_shape(lambda: empty_cache(config, batch=1, length=CONTEXT))
     slots = (shape((SLOTS, WIDTH), jnp.float32),) * 3
-    residents = (slots, shape((SLOTS,), jnp.bool_), shape((), jnp.float32))
-    front = front_program(split.rebuild, config.norm_eps)
+    residents = (slots, None, None, shape((SLOTS,), jnp.bool_), shape((), jnp.float32))
+    front = front_program(split.rebuild, config)
     resident = resident_program("relu", implementation, platform="cuda")
     layer = layer_program(front, resident, host_stand_in(jax), second_stream=implementation == "xla")
     ids, number = shape((NEURONS,), jnp.int32), shape((), jnp.int32)
-    front_arguments = (split.leaves, norm, x, x, x, start, cache)
-    layer_arguments = ((split.leaves, norm), x, start, cache, residents, ids, number, number)
+    front_arguments = (split.leaves, norm, x, x, x, start, None, cache)
+    layer_arguments = ((split.leaves, norm, None), x, start, None, cache, residents, ids, number, number)
 
     def lowered(program: Any, **static: Any) -> Callable[[Any], Any]:
         return lambda arguments: program.trace(*arguments, **static).lower(lowering_platforms=("cuda",))

@@ -11,10 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import empty_rows
+from pallas_kernels import ColumnRows, empty_codes, empty_rows
+from pallas_kernels.block_rows import FORMATS as BLOCKED
 from pallas_kernels.shapes import LLAMA_7B
 
 NUM_SLOTS, NUM_LISTED = 4096, 2048
+COLUMNS = tuple(f"{name}_column" for name in BLOCKED)
 _POINTERS = {"float32": "fp32", "int32": "i32", "bfloat16": "bf16", "float16": "fp16", "int8": "i8"}
 _POINTERS["uint8"] = "u8"
 
@@ -89,9 +91,17 @@ def _source(launch: Any) -> TwinSource:
 
 def rows_of(dtype: str) -> Any:
     """Return the shapes of slot rows in a format."""
-    if dtype in ("q8_0", "q4_0"):
+    if dtype in COLUMNS:
+        return jax.eval_shape(lambda: _columns(dtype.removesuffix("_column")))
+    if dtype in BLOCKED:
         return jax.eval_shape(lambda: empty_rows(NUM_SLOTS, LLAMA_7B.d, dtype))
     return jax.ShapeDtypeStruct((NUM_SLOTS, LLAMA_7B.d), dtype)
+
+
+def _columns(fmt: str) -> ColumnRows:
+    table = jnp.zeros((LLAMA_7B.f // 32, LLAMA_7B.d), jnp.float16)
+    codes, blocks = empty_codes(NUM_SLOTS, LLAMA_7B.d, fmt), jnp.zeros(NUM_SLOTS, jnp.int32)
+    return ColumnRows(codes, blocks, table, table if fmt == "q4_1" else None)
 
 
 def shape(*dims: int) -> jax.ShapeDtypeStruct:

@@ -111,7 +111,7 @@ class KairoxRival:
         if self._hybrid is None:
             return {}
         times = PartTimes()
-        roots = {"hybrid": self._hybrid, "engine": importlib.import_module("kairox_jax.engine.engine")}
+        roots = {"hybrid": self._hybrid, "sequence": importlib.import_module("kairox_jax.engine.sequence")}
         with hooked(roots, times, jax.block_until_ready):
             stream = self.engine.stream(ids, greedy(tokens + 1))
             next(stream)  # the prefill and the first token
@@ -135,7 +135,9 @@ class KairoxRival:
         seen = seen_positions(self._last["prompt_tokens"], steps)
         # XLA's attention reads the cache in a few fixed lengths, so that few programs are compiled.
         read = [attend_length(positions, whole.length) for positions in seen]
-        table = whole.output.nbytes + whole.embedding.nbytes // config.vocab_size + whole.out_norm.nbytes
+        table = (
+            whole.output.nbytes + whole.embedding.nbytes // config.vocab_size + whole.out_norm.scale.nbytes
+        )
         return TouchedBytes(
             other_weights=blocks - neurons + table,
             host_neurons=0.0,
@@ -150,7 +152,8 @@ class KairoxRival:
         always = 2 if config.gated and config.activation == "silu" else 1
         outside = config.num_neurons - self._last["resident"] / layers
         residual = self._last["residual"] / steps / layers
-        host = neuron_bytes(outside, residual, hybrid.store.layout.row_bytes, always=always)
+        host = neuron_bytes(outside, residual, hybrid.store.layouts[0].row_bytes, always=always)
+        host += hybrid.store.scales[0].nbytes if hybrid.store.scales[0] is not None and residual else 0
         device = 0.0
         if slots:
             # XLA's CPU programs read every row of every slot and mask afterwards.
@@ -161,7 +164,7 @@ class KairoxRival:
         weights = sum(
             w.wqkv.data.nbytes + w.wo.data.nbytes + w.norm.nbytes + w.ffn_norm.nbytes for w in dense.weights
         )
-        table = dense.output.data.nbytes + dense.embedding.data[0].nbytes + dense.out_norm.nbytes
+        table = dense.output.data.nbytes + dense.embedding.data[0].nbytes + dense.out_norm.scale.nbytes
         seen = seen_positions(self._last["prompt_tokens"], steps)
         return TouchedBytes(
             other_weights=weights + table,

@@ -41,8 +41,8 @@ HOOKS = (
     Hook("policy and moves", "hybrid", "_add_hits"),
     Hook("policy and moves", "hybrid", "_plan_moves"),
     Hook("policy and moves", "hybrid.migrator", "commit_arrived"),
-    Hook("sampling and text", "engine", "sample"),
-    Hook("sampling and text", "engine.TextStream", "push"),
+    Hook("sampling and text", "sequence", "sample"),
+    Hook("sampling and text", "sequence.TextStream", "push"),
 )
 # In the order of a step.
 PARTS = (

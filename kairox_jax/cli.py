@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from kairox_jax.commands import chat, doctor, generate, info, laboratory, pull
+from kairox_jax.commands import chat, convert, doctor, generate, info, laboratory, offline, pull, serve
 from kairox_jax.commands.flags import Flag, Parser, misspelled_variables, reject_unknown, resolve
 from kairox_jax.commands.streaming import INTERRUPTED
 
@@ -28,6 +28,7 @@ BROKEN_PIPE = 141  # as a shell reports a process that SIGPIPE ended
 EPILOG = """start with:
   kairox generate -p "The capital of France is" -n 32
   kairox chat
+  kairox serve       an OpenAI-compatible server, and a page to chat and to watch the engine
   kairox doctor      what this machine has, and what is missing for its GPU
 
 The default model is fetched once, about 93 MB. 'kairox COMMAND --help' lists a command's flags.
@@ -77,8 +78,9 @@ def make_parser(chosen: str | None = None) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"kairox {_version()}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for command in (generate, chat, info, pull, doctor):
+    for command in (generate, chat, serve, info, pull, convert, doctor):
         command.add_to(subparsers)
+    offline.add_to(subparsers)
     laboratory.add_to(subparsers, chosen)
     return parser
 

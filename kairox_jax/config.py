@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
@@ -15,9 +16,11 @@ from jaxtyping import Float
 ACTIVATIONS = ("silu", "relu", "relu2", "fatrelu", "drelu")
 NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rotary", "learned")
-ROPE_SCALINGS = ("linear", "llama3")
+ROPE_SCALINGS = ("linear", "llama3", "factors")
+SLOT_FORMATS = ("auto", "packed", "float32")
 MODES = ("dense", "exact")
 HOST_CALLBACKS = ("split", "pure", "buffer", "ffi")
+MAX_PENALTY, MAX_BIAS, MAX_LOGPROBS = 2, 100, 20  # as OpenAI's API has them
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -56,10 +59,12 @@ class RopeScaling:
     Attributes:
         kind: ``linear`` divides every frequency by ``factor``; ``llama3`` divides those whose wavelength is
             longer than ``original_context / low_freq_factor``, keeps those shorter than
-            ``original_context / high_freq_factor``, and blends between the two.
+            ``original_context / high_freq_factor``, and blends between the two; ``factors`` divides
+            frequency i by ``factors[i]`` and by ``factor``.
         factor: how many times longer the context becomes.
         low_freq_factor, high_freq_factor: the blend's ends, for ``llama3``.
         original_context: positions that the model was first trained on, for ``llama3``.
+        factors: one divisor for each of the H / 2 frequencies, for ``factors``; empty elsewhere.
     """
 
     kind: str
@@ -67,6 +72,7 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ROPE_SCALINGS:
@@ -80,6 +86,12 @@ class RopeScaling:
             )
         if self.original_context <= 0:
             raise ValueError(f"rotary scaling: original_context {self.original_context} must be above zero")
+        if (self.kind == "factors") != bool(self.factors):
+            raise ValueError(
+                f"rotary scaling {self.kind!r} with {len(self.factors)} factors: 'factors' needs them, no other"
+            )
+        if not all(math.isfinite(factor) and factor > 0 for factor in self.factors):
+            raise ValueError("rotary scaling: every one of factors must be finite and positive")
 
     def scale(self, inv_freq: Float[np.ndarray, " half"]) -> Float[np.ndarray, " half"]:
         """Stretch rotary frequencies.
@@ -90,10 +102,19 @@ class RopeScaling:
         Returns:
             The frequencies to use, float64.
 
+        Raises:
+            ValueError: ``factors`` are more or fewer than the frequencies.
+
         Source: transformers, ``_compute_linear_scaling_rope_parameters``, ``_compute_llama3_parameters``.
         """
         if self.kind == "linear":
             return inv_freq / self.factor
+        if self.kind == "factors":
+            if len(self.factors) != len(inv_freq):
+                raise ValueError(
+                    f"rotary scaling: {len(self.factors)} factors for {len(inv_freq)} frequencies: give one each"
+                )
+            return inv_freq / np.array(self.factors) / self.factor
         # 0: long wavelength, fully stretched; 1: short wavelength, kept.
         turns = self.original_context * inv_freq / (2 * np.pi)
         keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
@@ -180,6 +201,8 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value <= 0:
                 raise ValueError(f"{name} is {value!r}: the checkpoint must give a whole number above zero")
+            if value >= 2**31:
+                raise ValueError(f"{name} is {value!r:.40}: beyond any model, the checkpoint is damaged")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}: "
@@ -216,6 +239,8 @@ class PlacementConfig:
     Attributes:
         vram_budget_bytes: bytes of device memory for everything, or None for no limit.
         gpu_cache_neurons: slots per layer, or None to take what the budget leaves.
+        slot_format: what a device slot holds: ``packed`` the file's own blocks, ``float32`` unpacked weights;
+            ``auto`` is packed on accelerators, float32 on XLA's CPU backend.
         policy: a key of ``kairox_jax.balancing.POLICIES``.
         tam_beta: momentum kept per step, in [0, 1).
         tam_threshold: momentum from which a neuron is promoted, in (0, 1].
@@ -228,6 +253,7 @@ class PlacementConfig:
 
     vram_budget_bytes: int | None = None
     gpu_cache_neurons: int | None = None
+    slot_format: str = "auto"
     policy: str = "guide"
     tam_beta: float = 0.90
     tam_threshold: float = 0.35
@@ -241,6 +267,8 @@ class PlacementConfig:
             raise ValueError(f"--vram-budget {self.vram_budget_bytes} must be above zero")
         if self.gpu_cache_neurons is not None and self.gpu_cache_neurons < 0:
             raise ValueError(f"--gpu-cache-neurons {self.gpu_cache_neurons} must not be negative")
+        if self.slot_format not in SLOT_FORMATS:
+            raise ValueError(f"slot_format {self.slot_format!r} is not one of {', '.join(SLOT_FORMATS)}")
         if not 0 <= self.tam_beta < 1:
             raise ValueError(f"--tam-beta {self.tam_beta} must be in [0, 1)")
         if not 0 < self.tam_threshold <= 1:
@@ -267,6 +295,11 @@ class GenerationConfig:
         top_k: keep the k most probable; 0 keeps all.
         top_p: keep the smallest set whose probability reaches p, in (0, 1].
         min_p: keep tokens of at least this share of the best one's probability, in [0, 1].
+        presence_penalty: taken off the logit of each token that was generated before, in [-2, 2].
+        frequency_penalty: taken off as many times as the token was generated before, in [-2, 2].
+        logit_bias: added to the logits of these token ids, each in [-100, 100]; -100 all but bans a token.
+        logprobs: log-probabilities of each token and of this many most probable ones; None gives none. They
+            are the model's own: before penalties, bias, temperature and filters.
         seed: of the sampler; the same seed gives the same tokens.
         stop: texts at which generation ends; they are not part of the result.
         ignore_eos: go on after an end-of-sequence token.
@@ -277,6 +310,10 @@ class GenerationConfig:
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
     seed: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
@@ -292,6 +329,16 @@ class GenerationConfig:
             raise ValueError(f"top_p {self.top_p} must be in (0, 1]; 1 turns it off")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p {self.min_p} must be in [0, 1]; 0 turns it off")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -MAX_PENALTY <= (value := getattr(self, name)) <= MAX_PENALTY:
+                raise ValueError(f"{name} {value} must be in [-{MAX_PENALTY}, {MAX_PENALTY}]; 0 turns it off")
+        for token_id, bias in self.logit_bias.items():
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise ValueError(
+                    f"logit_bias of token {token_id} is {bias}: it must be in [-{MAX_BIAS}, {MAX_BIAS}]"
+                )
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise ValueError(f"logprobs {self.logprobs} must be from 0 to {MAX_LOGPROBS}, or None for none")
         if self.seed < 0:
             raise ValueError(f"seed {self.seed} must not be negative")
         if isinstance(self.stop, str) or any(not text for text in self.stop):

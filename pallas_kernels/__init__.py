@@ -3,7 +3,15 @@
 Knows nothing of kairox_jax.
 """
 
-from pallas_kernels.block_rows import BlockRows, Rows, empty_rows, split_blocks
+from pallas_kernels.block_rows import (
+    BlockRows,
+    ColumnRows,
+    Rows,
+    empty_codes,
+    empty_rows,
+    row_format,
+    split_blocks,
+)
 from pallas_kernels.gather_down import gather_down
 from pallas_kernels.gather_gate_up import gather_gate_up
 from pallas_kernels.implementations import IMPLEMENTATIONS, resolve_implementation
@@ -12,8 +20,11 @@ from pallas_kernels.slot_scatter import slot_scatter
 
 __all__ = [
     "BlockRows",
+    "ColumnRows",
     "Rows",
+    "empty_codes",
     "empty_rows",
+    "row_format",
     "split_blocks",
     "IMPLEMENTATIONS",
     "RULES",

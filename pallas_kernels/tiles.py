@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.block_rows import BLOCK, BlockRows, Rows
+from pallas_kernels.block_rows import BLOCK, BlockRows, ColumnRows, Rows
 
 try:
     from jax.experimental.pallas import triton as plt
@@ -47,28 +47,45 @@ def block_columns(d: int, largest: int) -> int:
     return max(BLOCK, min(largest, d & -d))
 
 
-def row_operands(name: str, rows: Rows | None) -> dict[str, jax.Array | None]:
-    """Return the kernel operands of ``rows``: itself, or codes and scales."""
+def row_operands(name: str, rows: Rows | ColumnRows | None) -> dict[str, jax.Array | None]:
+    """Return the kernel operands of ``rows``: itself, or codes, scales, minima and, for columns, their blocks."""
+    if isinstance(rows, ColumnRows):
+        tables = (rows.scales, rows.minima)
+        views = (None if table is None else table.reshape(table.shape[0], -1, BLOCK) for table in tables)
+        return dict(zip(_operands(name), (rows.codes, *views, rows.blocks), strict=True))
     if isinstance(rows, BlockRows):
-        return {name: rows.codes, f"{name}_scales": rows.scales}
+        return dict(zip(_operands(name), (*rows, None), strict=True))
     return {name: rows}
 
 
-def in_blocks(dense: jax.Array, rows: Rows) -> jax.Array:
+def _operands(name: str) -> tuple[str, ...]:
+    return name, f"{name}_scales", f"{name}_minima", f"{name}_blocks"
+
+
+def in_blocks(dense: jax.Array, rows: Rows | ColumnRows) -> jax.Array:
     """View [..., D] as the kernels index it beside ``rows``: [..., D/32, 32] beside blocks (no copy)."""
-    return dense.reshape(*dense.shape[:-1], -1, BLOCK) if isinstance(rows, BlockRows) else dense
+    blocked = isinstance(rows, BlockRows | ColumnRows)
+    return dense.reshape(*dense.shape[:-1], -1, BLOCK) if blocked else dense
 
 
 @dataclass(frozen=True)
 class RowTiles:
     """The rows of one operand inside a kernel, read in tiles of ``block_d`` columns.
 
-    A tile comes in parts (q4_0: the low and the high halves of its bytes), each with its own columns.
+    A tile comes in parts (4-bit codes: the low and the high halves of bytes), each with its own columns.
     """
 
     values_ref: Any
     scales_ref: Any
+    minima_ref: Any
+    blocks_ref: Any
     block_d: int
+
+    @classmethod
+    def of(cls, refs: dict[str, Any], name: str, block_d: int) -> RowTiles:
+        """Collect what ``row_operands`` gave for ``name``."""
+        values, scales, minima, blocks = (refs.get(operand) for operand in _operands(name))
+        return cls(values, scales, minima, blocks, block_d)
 
     @property
     def num_tiles(self) -> int:
@@ -115,13 +132,31 @@ class RowTiles:
         values = plt.load(self.values_ref.at[index], mask=mask, other=0)
         if self.scales_ref is None:
             return (values.astype(jnp.float32),)
-        blocks = index[1][:, :, 0]  # [1, blocks of a tile]
-        scales = plt.load(self.scales_ref.at[rows[:, None], blocks], mask=needed[:, None], other=0)
-        scales = scales.astype(jnp.float32)[:, :, None]  # beside each code it would be loaded code by code
         if self.num_parts == 1:
-            return (values.astype(jnp.float32) * scales,)
-        codes = values.astype(jnp.int32)
-        return tuple((half - 8).astype(jnp.float32) * scales for half in (codes & 15, codes >> 4))
+            levels = [values.astype(jnp.float32)]
+        else:
+            codes, zero = values.astype(jnp.int32), 8 if self.minima_ref is None else 0
+            levels = [(half - zero).astype(jnp.float32) for half in (codes & 15, codes >> 4)]
+        group = rows if self.blocks_ref is None else plt.load(self.blocks_ref.at[rows], mask=needed, other=0)
+        weights = [
+            level * self._factors(self.scales_ref, group, needed, tile, part)
+            for part, level in enumerate(levels)
+        ]
+        if self.minima_ref is not None:
+            least = (
+                self._factors(self.minima_ref, group, needed, tile, part) for part in range(len(weights))
+            )
+            weights = [weight + minimum for weight, minimum in zip(weights, least, strict=True)]
+        return tuple(weights)
+
+    def _factors(self, ref, group: jax.Array, needed: jax.Array, tile: jax.Array, part: int) -> jax.Array:
+        """Load the scales (or minima) of a part: one for each block, or one for each column where shared."""
+        blocks, *within = self.columns(tile, part)
+        if self.blocks_ref is None:
+            values = plt.load(ref.at[group[:, None], blocks[None, :, 0]], mask=needed[:, None], other=0)
+            return values.astype(jnp.float32)[:, :, None]  # beside each code it would be loaded code by code
+        index = (_expand(group, 2), blocks[None], *(axis[None] for axis in within))
+        return plt.load(ref.at[index], mask=_expand(needed, 2), other=0).astype(jnp.float32)
 
 
 def load_columns(ref, b: int, columns: tuple[jax.Array, ...], mask: jax.Array | None) -> jax.Array:

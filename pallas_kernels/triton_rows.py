@@ -18,15 +18,17 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from pallas_kernels import tiles as t
-from pallas_kernels.block_rows import BLOCK, BlockRows, Rows, row_format
+from pallas_kernels.block_rows import BLOCK, BlockRows, ColumnRows, Rows, row_format
 
 
-def operands(rows: Rows) -> tuple[jax.Array, jax.Array]:
-    """Return the pointers of rows: values and scales; dense rows have none, and pass their values twice."""
-    return (rows.codes, rows.scales) if isinstance(rows, BlockRows) else (rows, rows)
+def operands(rows: Rows | ColumnRows) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the pointers of rows: values, scales and minima; where one is missing another takes its place."""
+    if not isinstance(rows, BlockRows | ColumnRows):
+        return rows, rows, rows
+    return rows.codes, rows.scales, rows.scales if rows.minima is None else rows.minima
 
 
-def row_constants(rows: Rows, tiles: t.Tiles) -> dict[str, Any]:
+def row_constants(rows: Rows | ColumnRows, tiles: t.Tiles) -> dict[str, Any]:
     """Return the compile-time facts of a kernel over rows [C, D].
 
     Raises:
@@ -36,11 +38,11 @@ def row_constants(rows: Rows, tiles: t.Tiles) -> dict[str, Any]:
         raise ValueError(
             f"rows {rows.shape} hold 2^31 weights or more: the kernel's offsets have 32 bits, use 'xla'"
         )
-    quantised = isinstance(rows, BlockRows)
+    quantised = isinstance(rows, BlockRows | ColumnRows)
     return {
         "C": rows.shape[0],
         "D": rows.shape[1],
-        "FORMAT": row_format(rows) if quantised else "dense",
+        "FORMAT": row_format(rows).removesuffix("_column") if quantised else "dense",
         "BLOCK_K": tiles.block_k,
         "BLOCK_D": t.block_columns(rows.shape[1], tiles.block_d),
     }
@@ -100,11 +102,11 @@ PER_BLOCK = tl.constexpr(BLOCK)  # weights a block of quantised rows
 
 @triton.jit
 def columns(tile, part: tl.constexpr, FORMAT: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return the columns of a tile's part: [BLOCK_D], or [blocks, codes] (q4_0: the low or the high halves)."""
+    """Return the columns of a tile's part: [BLOCK_D], or [blocks, codes] (4 bits: the low or the high halves)."""
     if FORMAT == "dense":
         cols = tile * BLOCK_D + tl.arange(0, BLOCK_D)
     else:
-        width: tl.constexpr = PER_BLOCK // 2 if FORMAT == "q4_0" else PER_BLOCK
+        width: tl.constexpr = PER_BLOCK if FORMAT == "q8_0" else PER_BLOCK // 2
         blocks = tile * (BLOCK_D // PER_BLOCK) + tl.arange(0, BLOCK_D // PER_BLOCK)
         within = tl.arange(0, width) + part * width
         cols = blocks[:, None] * PER_BLOCK + within[None, :]
@@ -113,32 +115,57 @@ def columns(tile, part: tl.constexpr, FORMAT: tl.constexpr, BLOCK_D: tl.constexp
 
 @triton.jit
 def load_tile(
-    values, scales, rows, needed, tile, D: tl.constexpr, FORMAT: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    """Load a tile of the rows as float32: a tuple of parts [K, columns...]; rows that are not needed read 0."""
+    values, scales, minima, groups, rows, needed, tile,
+    D: tl.constexpr, FORMAT: tl.constexpr, SHARED: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Load a tile of the rows as float32: a tuple of parts [K, columns...]; rows that are not needed read 0.
+
+    SHARED: scales and minima are tables [G, D], and ``groups`` says which row of them belongs to each of the rows.
+    """
     if FORMAT == "dense":
         cols = columns(tile, 0, FORMAT, BLOCK_D)
         mask = needed[:, None] & (cols < D)[None, :]
         loaded = tl.load(values + rows[:, None] * D + cols[None, :], mask=mask, other=0)
         parts = (loaded.to(tl.float32),)
     else:
-        width: tl.constexpr = PER_BLOCK // 2 if FORMAT == "q4_0" else PER_BLOCK
+        width: tl.constexpr = PER_BLOCK if FORMAT == "q8_0" else PER_BLOCK // 2
         num_blocks: tl.constexpr = D // PER_BLOCK
         blocks = tile * (BLOCK_D // PER_BLOCK) + tl.arange(0, BLOCK_D // PER_BLOCK)
-        at = rows[:, None] * num_blocks + blocks[None, :]
-        loaded = tl.load(scales + at, mask=needed[:, None], other=0).to(tl.float32)
-        scale = tl.expand_dims(loaded, 2)  # beside each code it would be loaded code by code
-        within = tl.arange(0, width)
-        inner = blocks[:, None] * width + within[None, :]
+        inner = blocks[:, None] * width + tl.arange(0, width)[None, :]
         at = rows[:, None, None] * (num_blocks * width) + inner[None, :, :]
         codes = tl.load(values + at, mask=needed[:, None, None], other=0)
         if FORMAT == "q8_0":
+            scale = _factors(scales, groups, needed, tile, 0, D, FORMAT, SHARED, BLOCK_D)
             parts = (codes.to(tl.float32) * scale,)
         else:
             wide = codes.to(tl.int32)
-            low = ((wide & 15) - 8).to(tl.float32) * scale
-            parts = (low, ((wide >> 4) - 8).to(tl.float32) * scale)
+            zero: tl.constexpr = 8 if FORMAT == "q4_0" else 0
+            low, high = ((wide & 15) - zero).to(tl.float32), ((wide >> 4) - zero).to(tl.float32)
+            low = low * _factors(scales, groups, needed, tile, 0, D, FORMAT, SHARED, BLOCK_D)
+            high = high * _factors(scales, groups, needed, tile, 1, D, FORMAT, SHARED, BLOCK_D)
+            if FORMAT == "q4_1":
+                low = low + _factors(minima, groups, needed, tile, 0, D, FORMAT, SHARED, BLOCK_D)
+                high = high + _factors(minima, groups, needed, tile, 1, D, FORMAT, SHARED, BLOCK_D)
+            parts = (low, high)
     return parts
+
+
+@triton.jit
+def _factors(
+    table, groups, needed, tile, part: tl.constexpr,
+    D: tl.constexpr, FORMAT: tl.constexpr, SHARED: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Load the scales or minima of a part: one for each block of a row, or one for each column where shared."""
+    if SHARED:
+        cols = columns(tile, part, FORMAT, BLOCK_D)
+        at = groups[:, None, None] * D + cols[None, :, :]
+        factors = tl.load(table + at, mask=needed[:, None, None], other=0).to(tl.float32)
+    else:
+        blocks = tile * (BLOCK_D // PER_BLOCK) + tl.arange(0, BLOCK_D // PER_BLOCK)
+        at = groups[:, None] * (D // PER_BLOCK) + blocks[None, :]
+        loaded = tl.load(table + at, mask=needed[:, None], other=0).to(tl.float32)
+        factors = tl.expand_dims(loaded, 2)  # beside each code it would be loaded code by code
+    return factors
 
 
 @triton.jit

@@ -64,7 +64,11 @@ def _attention(config: ModelConfig, w: dict[str, np.ndarray], x: np.ndarray) -> 
 def frequencies(config: ModelConfig) -> np.ndarray:
     """Give the rotary frequency of each pair, by the definition of each scaling."""
     half = config.head_dim // 2
-    return np.array([_scaled(config.rope_theta ** (-i / half), config.rope_scaling) for i in range(half)])
+    plain = [config.rope_theta ** (-i / half) for i in range(half)]
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.kind == "factors":
+        return np.array([f / scaling.factor / scaling.factors[i] for i, f in enumerate(plain)])
+    return np.array([_scaled(freq, scaling) for freq in plain])
 
 
 def _scaled(freq: float, scaling: RopeScaling | None) -> float:

@@ -103,6 +103,10 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
         "seed": 42,
         "stop": ("A", "B"),
         "ignore_eos": True,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "logprobs": None,
     }
 
 

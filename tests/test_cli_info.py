@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kairox_jax.cli import main
-from kairox_jax.commands.info import report
+from kairox_jax.commands.info import collect, report
 
 FACTS = {
     "family": "llama",
@@ -78,12 +78,21 @@ def test_sparsity_is_explained(sparsity, activation, expected):
         "num_bytes": 1,
         "tensors": {},
         "activation_threshold": 0.0,
+        "activation_source": "config.json",
+        "predictors": False,
     }
     lines = list(report({**facts, "sparsity": sparsity, "activation": activation}))
     (line,) = [line for line in lines if line.startswith("sparsity")]
     assert line.removeprefix("sparsity    ").startswith(expected)
     if sparsity is not None:
         assert line.endswith(expected)
+
+
+def test_what_decided_the_activation_is_told(default_model: Path):
+    facts = collect(str(default_model))
+    lines = list(report(facts))
+    assert "ffn         1536 neurons a layer, silu (by architecture 'llama')" in lines
+    assert "predictors  none in the file" in lines
 
 
 def test_pull_prints_the_path(default_model: Path, capsys):

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +106,14 @@ REFUSED_GENERATIONS = [
     ("min_p", -0.1),
     ("min_p", 1.1),
     ("min_p", math.nan),
+    ("presence_penalty", 2.1),
+    ("presence_penalty", math.nan),
+    ("frequency_penalty", -2.1),
+    ("frequency_penalty", math.nan),
+    ("logit_bias", {3: 101.0}),
+    ("logit_bias", {3: math.nan}),
+    ("logprobs", -1),
+    ("logprobs", 21),
     ("seed", -1),
     ("stop", "a text"),
     ("stop", ("a", "")),
@@ -166,3 +175,15 @@ def test_settings_are_frozen() -> None:
             setattr(settings, field, 1)
         with pytest.raises(TypeError, match="unexpected keyword"):
             type(settings)(no_such_field=1)  # type: ignore[call-arg]
+
+
+def test_rope_factors() -> None:
+    factors = RopeScaling(kind="factors", factor=2.0, factors=(1.0, 4.0))
+    np.testing.assert_array_equal(factors.scale(np.array([1.0, 0.5])), [0.5, 0.0625])
+    with pytest.raises(ValueError, match="2 factors for 3 frequencies: give one each"):
+        factors.scale(np.ones(3))
+    for wrong in ({"kind": "factors"}, {"kind": "linear", "factors": (1.0,)}):
+        with pytest.raises(ValueError, match="'factors' needs them, no other"):
+            RopeScaling(factor=1.0, **wrong)
+    with pytest.raises(ValueError, match="every one of factors must be finite and positive"):
+        RopeScaling(kind="factors", factor=1.0, factors=(1.0, 0.0))

@@ -1,4 +1,4 @@
-"""Choose one threshold a layer: the sparsest whose loss on held-out text stays within a limit."""
+"""Choose one threshold a layer: the sparsest within a limit of loss, or the least lossy of a given share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from training.forward import LayeredModel
 from training.measure import Measurement, Tick, evaluate, histograms, sensitivities
-from training.search import GRID, balance_kinds, convex_curve, largest_share
+from training.search import GRID, MOST_SHARE, balance_kinds, convex_curve, largest_share
 from training.statistics import standard_error, thresholds_for_shares
 from training.texts import Windows
 
@@ -25,7 +25,7 @@ class Choice:
 
     Attributes:
         thresholds: float32 [L].
-        shares: dropped share of each layer on the calibration text, [L].
+        shares: dropped share of each layer's neurons that dense leaves active, on the calibration text [L].
         tried: mean dropped share and the worst kind's rise plus its standard error, for each candidate.
     """
 
@@ -50,6 +50,7 @@ def choose_thresholds(
     selection: Windows,
     *,
     max_loss: float,
+    active_frac: float | None = None,
     batch: int,
     tick: Tick,
     settle: Callable[[int], object],
@@ -60,10 +61,11 @@ def choose_thresholds(
     plus one standard error is at most ``max_loss``.
 
     Args:
-        model: a dense SiLU model.
+        model: a dense SiLU model, or one of ReLU or FATReLU, whose gate is then thresholded.
         calibration: text for histograms and sensitivities.
         selection: other text, on which candidates are measured.
         max_loss: limit, nats per token, above zero.
+        active_frac: share of the neurons to leave active per token, in place of a limit.
         batch: windows run at a time.
         tick: called with the work done, in windows evaluated.
         settle: called after each search with the candidates that it did not need.
@@ -72,30 +74,41 @@ def choose_thresholds(
         The choice with a budget for each layer, and the one with the same share in each layer.
 
     Raises:
-        ValueError: too little selection text, or a loss that is not finite.
+        ValueError: too little selection text, a share out of reach, or a loss that is not finite.
     """
     for kind in calibration.present():
         if len(selection.rows(kind)) < 2:
             raise ValueError(f"there are under 2 windows of {kind} to select on: give more text with --text")
     counts = histograms(model, calibration, batch=batch, tick=tick)
     edges = np.stack([thresholds_for_shares(counts, np.full(len(counts), share)) for share in SHARES], axis=1)
+    dense_frac = counts.sum(axis=1) / (calibration.ids.size * model.config.num_neurons)
     some = calibration.first(SENSITIVITY_WINDOWS)
     cost = sensitivities(model, some, edges, batch=batch, tick=tick)
     dense = evaluate(model, selection, None, batch=batch, tick=tick)
+
+    def cut(shares: np.ndarray) -> np.ndarray:
+        # A FATReLU model's own threshold holds in any case.
+        return np.maximum(
+            thresholds_for_shares(counts, shares), np.float32(model.config.activation_threshold)
+        )
 
     def search(shares_for: Callable[[float], np.ndarray]) -> Choice:
         tried: list[tuple[float, float]] = []
 
         def measure(share: float) -> float:
-            thresholds = thresholds_for_shares(counts, shares_for(share))
+            thresholds = cut(shares_for(share))
             found = rises(dense, evaluate(model, selection, thresholds, batch=batch, tick=tick), selection)
             tried.append((share, max(rise + error for rise, error in found.values())))
             return tried[-1][1]
 
-        share = largest_share(measure, max_loss, most_steps=MOST_STEPS)
+        if active_frac is None:
+            share = largest_share(measure, max_loss, most_steps=MOST_STEPS)
+        else:
+            share = share_for_active(lambda share: (dense_frac * (1 - shares_for(share))).mean(), active_frac)
+            measure(share)
         settle(MOST_STEPS - len(tried))
         shares = shares_for(share)
-        return Choice(thresholds_for_shares(counts, shares), shares, tuple(tried))
+        return Choice(cut(shares), shares, tuple(tried))
 
     layers = model.config.num_layers
     equal = search(lambda share: np.full(layers, share))
@@ -103,6 +116,28 @@ def choose_thresholds(
     curves *= _scales(model, selection, dense, counts, curves, batch=batch, tick=tick)[:, None, None]
     chosen = search(lambda share: balance_kinds(curves, share))
     return chosen, equal
+
+
+def share_for_active(active_frac_for: Callable[[float], float], wanted: float) -> float:
+    """Return the dropped share that leaves a wanted share of the neurons active, by bisection.
+
+    Args:
+        active_frac_for: active share for a mean dropped share in [0, ``MOST_SHARE``]; it falls.
+        wanted: share of the neurons, in (0, 1).
+
+    Raises:
+        ValueError: dropping nothing leaves fewer active, or dropping ``MOST_SHARE`` leaves more.
+    """
+    low, high = 0.0, MOST_SHARE
+    most, least = active_frac_for(low), active_frac_for(high)
+    if not least <= wanted < most:
+        raise ValueError(
+            f"--active-frac {wanted:g} is out of reach: this model can be cut to between {least:.3f} and {most:.3f}"
+        )
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if active_frac_for(middle) > wanted else (low, middle)
+    return high
 
 
 def _scales(

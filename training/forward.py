@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from kairox_jax.config import ModelConfig
-from kairox_jax.models import Block, Decoder, neuron_values, rms_norm
+from kairox_jax.models import Block, Decoder, neuron_values, normalise
 from training.statistics import BINS, BINS_PER_OCTAVE, LEAST_OCTAVE
 
 KEEP_ALL = -1.0  # a threshold that every |z| exceeds: the dense function
@@ -25,10 +25,11 @@ ROWS = 256  # positions whose logits are held at a time
 
 
 class Head(NamedTuple):
-    """Final norm's scale [D] and output matrix [V, D]."""
+    """Final norm's scale [D], output matrix [V, D], and the norm's bias [D] where it has one."""
 
     norm: Float[Array, " D"]
     table: Float[Array, "V D"]
+    bias: Float[Array, " D"] | None = None
 
 
 @dataclass(frozen=True)
@@ -40,26 +41,50 @@ class LayeredModel:
     layers: tuple[Any, ...]
     embed: Float[Array, "V D"]
     head: Head
+    pos_embed: Float[Array, "P D"] | None = None
+
+    @property
+    def dense_threshold(self) -> float:
+        """The threshold under which a layer is the dense function."""
+        return KEEP_ALL if self.config.activation == "silu" else self.config.activation_threshold
 
 
 def layered(decoder: Decoder) -> LayeredModel:
     """Split a dense decoder for layer-by-layer use."""
     parts = [nnx.split(block) for block in decoder.blocks]
     table = decoder.embed if decoder.output is None else decoder.output
-    head = Head(decoder.out_norm[...], table[...])
+    bias = None if decoder.out_norm_bias is None else decoder.out_norm_bias[...]
+    head = Head(decoder.out_norm[...], table[...], bias)
     layers = tuple(state for _, state in parts)
-    return LayeredModel(decoder.config, parts[0][0], layers, decoder.embed[...], head)
+    positions = None if decoder.pos_embed is None else decoder.pos_embed[...]
+    return LayeredModel(decoder.config, parts[0][0], layers, decoder.embed[...], head, positions)
 
 
-def _ffn_values(block: Block, x: Array, threshold: Array) -> tuple[Array, Array]:
-    h = block.ffn.normalise(x)
-    assert block.ffn.w_gate is not None  # thresholds are for gated SiLU models; the command checks it
-    gate, up = h @ block.ffn.w_gate[...].T, h @ block.ffn.w_up[...].T
-    return neuron_values(gate, up, block.ffn.config.activation, threshold)
+def attend(block: Block, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
+    """Return the residual stream after attention, and what the FFN reads (the same unless parallel)."""
+    after = x + block.attention(x, jnp.zeros(x.shape[:1], jnp.int32))[0]
+    return after, x if block.parallel else after
 
 
-def _attend(block: Block, x: Array) -> Array:
-    return x + block.attention(x, jnp.zeros(x.shape[:1], jnp.int32))[0]
+def ffn_values(
+    block: Block, x: Float[Array, "B T D"], threshold: Float[Array, ""]
+) -> tuple[Float[Array, "B T F"], Bool[Array, "B T F"], Float[Array, "B T F"]]:
+    """Return each neuron's value, whether it is active, and what its threshold is compared with."""
+    ffn = block.ffn
+    h = ffn.normalise(x)
+    gate = None if ffn.w_gate is None else h @ ffn.w_gate[...].T
+    up = h @ ffn.w_up[...].T
+    if ffn.b_up is not None:
+        up = up + ffn.b_up[...][None, None, :]
+    z, active = neuron_values(gate, up, ffn.config.activation, threshold)
+    driver = up if gate is None else gate
+    return z, active, jnp.abs(z) if ffn.config.activation == "silu" else jnp.where(active, driver, 0)
+
+
+def ffn_output(block: Block, z: Float[Array, "B T F"]) -> Float[Array, "B T D"]:
+    """Return the FFN's output for its neurons' values."""
+    y = z @ block.ffn.w_down[...]
+    return y if block.ffn.b_down is None else y + block.ffn.b_down[...][None, None, :]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -68,22 +93,32 @@ def run_layer(
 ) -> tuple[Float[Array, "B T D"], Int[Array, " F"]]:
     """Return the residual stream after a layer and how many tokens each neuron was active for."""
     block = nnx.merge(graph, state)
-    x = _attend(block, x)
-    z, active = _ffn_values(block, x, threshold)
-    return x + z @ block.ffn.w_down[...], active.sum((0, 1))
+    after, h = attend(block, x)
+    z, active, _ = ffn_values(block, h, threshold)
+    return after + ffn_output(block, z), active.sum((0, 1))
 
 
 @partial(jax.jit, static_argnums=0)
 def histogram_layer(
-    graph: Any, state: Any, x: Float[Array, "B T D"]
+    graph: Any, state: Any, x: Float[Array, "B T D"], threshold: Float[Array, ""]
 ) -> tuple[Float[Array, "B T D"], Int[Array, " bins"]]:
-    """Return the residual stream after a dense layer and the histogram of log2 |z|."""
+    """Return the residual stream after a dense layer and the histogram of log2 of what thresholds cut.
+
+    That is |silu(gate) up| for SiLU and the gate for FATReLU; what is exactly zero is left out, so that shares
+    are those of the neurons that count at all.
+
+    Args:
+        graph, state: of the layer.
+        x: residual stream before it.
+        threshold: under which the layer is dense, ``LayeredModel.dense_threshold``.
+    """
     block = nnx.merge(graph, state)
-    x = _attend(block, x)
-    z, _ = _ffn_values(block, x, jnp.float32(KEEP_ALL))
-    octave = jnp.log2(jnp.maximum(jnp.abs(z), 1e-30))
+    after, h = attend(block, x)
+    z, _, size = ffn_values(block, h, threshold)
+    octave = jnp.log2(jnp.maximum(size, 1e-30))
     place = jnp.clip(jnp.floor((octave - LEAST_OCTAVE) * BINS_PER_OCTAVE), 0, BINS - 1).astype(jnp.int32)
-    return x + z @ block.ffn.w_down[...], jnp.bincount(place.reshape(-1), length=BINS)
+    counts = jnp.bincount(place.reshape(-1), weights=(size > 0).reshape(-1).astype(jnp.int32), length=BINS)
+    return after + ffn_output(block, z), counts
 
 
 @partial(jax.jit, static_argnums=0)
@@ -93,26 +128,26 @@ def sensitivity_layer(
     x: Float[Array, "B T D"],
     grad: Float[Array, "B T D"],
     edges: Float[Array, " J"],
+    threshold: Float[Array, ""],
 ) -> tuple[Float[Array, "B T D"], Float[Array, " J"]]:
     """Pull a gradient back through a dense layer, and estimate what thresholds at ``edges`` would cost there.
 
-    Dropping the neurons with |z| <= edge changes the layer's output by d; with the gradient g of the token's
-    loss, the divergence from the dense model is 1/2 E[(g . d)^2] to second order (Fisher information, with
-    the labels of the text instead of labels drawn from the model).
+    Dropping the neurons whose size (see ``histogram_layer``) is at most an edge changes the layer's output by
+    d; with the gradient g of the token's loss, the divergence from the dense model is 1/2 E[(g . d)^2] to
+    second order (Fisher information, with the labels of the text instead of labels drawn from the model).
 
     Returns:
         The gradient at the layer's input, and the sum over tokens of 1/2 (g . d)^2 for each edge.
     """
     block = nnx.merge(graph, state)
 
-    def whole(x: Array) -> tuple[Array, Array]:
-        x = _attend(block, x)
-        z, _ = _ffn_values(block, x, jnp.float32(KEEP_ALL))
-        return x + z @ block.ffn.w_down[...], z
+    def whole(x: Array) -> tuple[Array, tuple[Array, Array]]:
+        after, h = attend(block, x)
+        z, _, size = ffn_values(block, h, threshold)
+        return after + ffn_output(block, z), (z, size)
 
-    _, pull, z = jax.vjp(whole, x, has_aux=True)
+    _, pull, (z, size) = jax.vjp(whole, x, has_aux=True)
     share = z * (grad @ block.ffn.w_down[...].T)  # [B, T, F], g . (neuron's part of the output)
-    size = jnp.abs(z)
 
     def cost(edge: Array) -> Array:
         return 0.5 * jnp.square(jnp.where(size <= edge, share, 0).sum(-1)).sum()
@@ -127,7 +162,7 @@ def token_losses(
     """Return -log p of each next token, in nats."""
 
     def loss(row: tuple[Array, Array]) -> Array:
-        logits = rms_norm(row[0], head.norm, eps) @ head.table.T
+        logits = normalise(row[0], head.norm, head.bias, eps) @ head.table.T
         return jax.nn.logsumexp(logits) - logits[row[1]]
 
     flat = x[:, :-1].reshape(-1, x.shape[-1])
@@ -143,7 +178,7 @@ def loss_gradient(
 
     def gradient(row: tuple[Array, Array]) -> Array:
         def logits_of(x: Array) -> Array:
-            return rms_norm(x, head.norm, eps) @ head.table.T
+            return normalise(x, head.norm, head.bias, eps) @ head.table.T
 
         logits, pull = jax.vjp(logits_of, row[0])
         return pull(jax.nn.softmax(logits).at[row[1]].add(-1.0))[0]
@@ -155,4 +190,5 @@ def loss_gradient(
 
 def embed(model: LayeredModel, ids: Int[np.ndarray, "B T"]) -> Float[Array, "B T D"]:
     """Return the residual stream before the first layer."""
-    return model.embed[jnp.asarray(ids)]
+    x = model.embed[jnp.asarray(ids)]
+    return x if model.pos_embed is None else x + model.pos_embed[None, : ids.shape[1]]

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from training.forward import (
-    KEEP_ALL,
     LayeredModel,
     embed,
     histogram_layer,
@@ -78,7 +77,7 @@ def evaluate(
     Args:
         model: the model.
         windows: token windows.
-        thresholds: one a layer; None for the dense function of a SiLU model.
+        thresholds: one a layer; None for the dense function.
         batch: windows run at a time.
         tick: called after each batch with the work done.
         losses: False skips the output matrix and returns losses of 0.
@@ -87,7 +86,7 @@ def evaluate(
         ValueError: a loss is not finite.
     """
     config = model.config
-    values = np.full(config.num_layers, KEEP_ALL) if thresholds is None else thresholds
+    values = np.full(config.num_layers, model.dense_threshold) if thresholds is None else thresholds
     values = [jnp.float32(value) for value in values]
     result = np.zeros((len(windows.ids), windows.ids.shape[1] - 1), np.float32)
     shape = (config.num_layers, config.num_neurons)
@@ -113,15 +112,25 @@ def evaluate(
 
 
 def histograms(model: LayeredModel, windows: Windows, *, batch: int, tick: Tick) -> Int[np.ndarray, "L bins"]:
-    """Return the histogram of log2 |z| of each layer under the dense function, int64 [L, bins]."""
-    total = np.zeros((model.config.num_layers, BINS), np.int64)
+    """Return the histogram of each layer under the dense function (see ``histogram_layer``), int64 [L, bins].
+
+    Raises:
+        ValueError: a layer without any value above zero.
+    """
+    total, dense = np.zeros((model.config.num_layers, BINS), np.int64), jnp.float32(model.dense_threshold)
     for _, rows in batches(windows, batch):
         x, counts = embed(model, windows.ids[rows]), []
         for state in model.layers:
-            x, count = histogram_layer(model.graph, state, x)
+            x, count = histogram_layer(model.graph, state, x, dense)
             counts.append(count)
         total += np.stack(jax.device_get(counts))
         tick(len(rows) * HISTOGRAM_COST)
+    if not total.sum(axis=1).all():
+        layer = int(np.argmin(total.sum(axis=1)))
+        raise ValueError(
+            f"every neuron of layer {layer} is zero or NaN on all of the text: the checkpoint is damaged or "
+            "overflows float32"
+        )
     return total
 
 
@@ -144,18 +153,18 @@ def sensitivities(
 
     Source: the second-order (Fisher) estimate of ``forward.sensitivity_layer``.
     """
-    kinds = windows.present()
+    kinds, dense = windows.present(), jnp.float32(model.dense_threshold)
     cost = np.zeros((len(kinds), *edges.shape))
     edges_dev = [jnp.asarray(row, jnp.float32) for row in edges]
     for kind, rows in batches(windows, batch):
         inputs = [embed(model, windows.ids[rows])]
         for state in model.layers:
-            inputs.append(run_layer(model.graph, state, inputs[-1], jnp.float32(KEEP_ALL))[0])
+            inputs.append(run_layer(model.graph, state, inputs[-1], dense)[0])
         ids = jnp.asarray(windows.ids[rows])
         grad = loss_gradient(model.config.norm_eps, model.head, inputs.pop(), ids)
         for layer in reversed(range(model.config.num_layers)):
             grad, sums = sensitivity_layer(
-                model.graph, model.layers[layer], inputs.pop(), grad, edges_dev[layer]
+                model.graph, model.layers[layer], inputs.pop(), grad, edges_dev[layer], dense
             )
             cost[kinds.index(kind), layer] += np.asarray(sums)
         tick(len(rows) * SENSITIVITY_COST)

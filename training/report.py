@@ -34,8 +34,8 @@ def describe(
         "num_neurons": config.num_neurons,
         "activation": config.activation,
         "command": _command(options),
-        "versions": _versions(),
-        "max_loss": options.max_loss if result.chosen else None,
+        "versions": installed_versions(),
+        "max_loss": options.max_loss if result.chosen and options.active_frac is None else None,
         "losses": losses(result.dense, result.thresholded, test),
     }
     frequency = result.sparsity.frequency
@@ -82,10 +82,12 @@ def table(report: dict[str, Any]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     limit = report["max_loss"]
-    if limit is None:
+    if "chosen" not in report:
         return "\n".join(
             [*lines, f"activation {report['activation']} is sparse by itself: thresholds not searched"]
         )
+    if limit is None:
+        return "\n".join([*lines, f"layer budgets for the asked share; {report['seconds']:.0f} s"])
     over = [kind for kind, row in report["losses"].items() if row["rise"] > limit]
     verdict = (
         f"over the limit of {limit} on: {', '.join(over)}" if over else f"within {limit} nats on each kind"
@@ -111,9 +113,13 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 
 def _command(options: argparse.Namespace) -> str:
-    words = ["python -m training.thresholds", "--model", shlex.quote(Path(options.model).name)]
-    words += [f"--max-loss {options.max_loss:g} --windows {options.windows} --window {options.window}"]
-    words += [f"--batch {options.batch}"]
+    words = ["kairox sparsify", shlex.quote(Path(options.model).name)]
+    words.append(
+        f"--max-loss {options.max_loss:g}"
+        if options.active_frac is None
+        else f"--active-frac {options.active_frac:g}"
+    )
+    words += [f"--windows {options.windows} --window {options.window} --batch {options.batch}"]
     if options.text:
         words += ["--text", *(shlex.quote(path.name) for path in options.text)]
     if options.text_only:
@@ -121,7 +127,8 @@ def _command(options: argparse.Namespace) -> str:
     return " ".join(words)
 
 
-def _versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
+    """Return the versions that a result may depend on."""
     packages = ("kairox-jax", "jax", "jaxlib", "flax", "numpy", "tokenizers")
     return {"python": platform.python_version(), "machine": platform.machine(), **_installed(packages)}
 

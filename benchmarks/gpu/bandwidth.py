@@ -12,10 +12,11 @@ import numpy as np
 from benchmarks.gpu.settings import Settings, TimeBox
 from benchmarks.gpu.timing import implementations, median_s, one_line
 from pallas_kernels import BlockRows, Rows, gather_down, gather_gate_up
-from pallas_kernels.block_rows import BLOCK
+from pallas_kernels.block_rows import BLOCK, FORMATS
 from pallas_kernels.shapes import ModelShape
 
 ROW_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+ROW_BYTES["q4_1"] = 20 / 32
 
 
 def run(settings: Settings, box: TimeBox) -> dict[str, Any]:
@@ -51,13 +52,14 @@ def _layer(shape: ModelShape, dtype: str) -> tuple[Rows, Rows, Rows]:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _rows(key: jax.Array, shape: ModelShape, dtype: str) -> Rows:
-    if dtype not in ("q8_0", "q4_0"):
+    if dtype not in FORMATS:
         return jax.random.uniform(key, (shape.f, shape.d), jnp.float32, 0.0, 1e-3).astype(dtype)
     blocks, width = shape.d // BLOCK, BLOCK if dtype == "q8_0" else BLOCK // 2
     kind = jnp.int8 if dtype == "q8_0" else jnp.uint8
     codes = jax.random.randint(key, (shape.f, blocks, width), 1, 100, jnp.int32)
     codes = codes if dtype == "q8_0" else codes % 8 + 8 + 16 * (codes % 7 + 9)  # both halves above 8
-    return BlockRows(codes.astype(kind), jnp.full((shape.f, blocks), 1e-5, jnp.float16))
+    scales = jnp.full((shape.f, blocks), 1e-5, jnp.float16)
+    return BlockRows(codes.astype(kind), scales, scales if dtype == "q4_1" else None)
 
 
 def _lists(shape: ModelShape, frac: float, count: int) -> np.ndarray:

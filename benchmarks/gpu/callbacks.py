@@ -48,7 +48,7 @@ def random_neurons(num_neurons: int, width: int) -> HostNeurons:
     weights = np.random.default_rng(0).normal(size=(num_neurons, 3 * width)).astype(np.float32) * width**-0.5
     records = np.zeros((num_neurons, layout.record_bytes), np.uint8)
     records[:, : 12 * width] = weights.view(np.uint8)
-    store = NeuronStore(layout=layout, layers=(records,))
+    store = NeuronStore(layouts=(layout,), layers=(records,), scales=(None,))
     return HostNeurons(store=store, rule=Rule.RELU, thresholds=np.zeros(1, np.float32))
 
 
@@ -71,7 +71,9 @@ def measure(neurons: HostNeurons, backend: str, n: int, platform: str, repeats: 
 
 def _inputs(neurons: HostNeurons, n: int) -> tuple[Any, Any, np.ndarray, np.int32]:
     records = neurons.store.layers[0]
-    x = jnp.asarray(np.random.default_rng(1).normal(size=(1, neurons.store.layout.num_elems)), jnp.float32)
+    x = jnp.asarray(
+        np.random.default_rng(1).normal(size=(1, neurons.store.layouts[0].num_elems)), jnp.float32
+    )
     w = jnp.eye(x.shape[1], dtype=jnp.float32)
     ids = np.random.default_rng(2).permutation(len(records)).astype(np.int32)
     return x, w, ids, np.int32(n)

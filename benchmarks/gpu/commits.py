@@ -14,6 +14,7 @@ from kairox_jax.engine.programs import resident_program
 from kairox_jax.placement import NeuronStore, commit_records, empty_slots
 
 ROUNDS = 20  # layers' work in a sample
+SLOT_FORMAT = "float32"  # which the records have anyway
 
 
 def run(settings: Settings, box: TimeBox) -> dict[str, Any]:
@@ -25,12 +26,12 @@ def run(settings: Settings, box: TimeBox) -> dict[str, Any]:
     resident = resident_program("relu", implementations()[name]["implementation"])
     every = np.ones(capacity, bool)
     x = np.random.default_rng(0).normal(size=(1, width)).astype(np.float32)
-    slots = empty_slots(capacity, store.layout)
+    slots = empty_slots(capacity, store.layouts[0], SLOT_FORMAT)
 
     def quiet() -> Any:
         y = None
         for _ in range(ROUNDS):
-            y, _ = resident(slots, every, np.float32(0), x)
+            y, _ = resident(slots, None, None, every, np.float32(0), x)
         return y
 
     rows, cut = [], False
@@ -43,12 +44,12 @@ def run(settings: Settings, box: TimeBox) -> dict[str, Any]:
         rows.append(
             {
                 "records": records,
-                "bytes": records * store.record_bytes,
+                "bytes": records * store.record_bytes(0),
                 "layer_us": layer_us,
                 "with_commit_us": busy_us,
             }
         )
-    return {"record_bytes": store.record_bytes, "slots": capacity, "rows": rows, "cut": cut}
+    return {"record_bytes": store.record_bytes(0), "slots": capacity, "rows": rows, "cut": cut}
 
 
 def _busy_us(
@@ -61,7 +62,7 @@ def _busy_us(
     repeats: int,
 ) -> float:
     """Return the time of a layer that also gathers, sends and commits so many records, one round after sending."""
-    held = [empty_slots(capacity, store.layout)]
+    held = [empty_slots(capacity, store.layouts[0], SLOT_FORMAT)]
     at = np.arange(records, dtype=np.int32) % capacity
     ids = np.arange(records, dtype=np.int32)
 
@@ -69,8 +70,10 @@ def _busy_us(
         y, sent = None, jax.device_put(store.gather(0, ids))
         for _ in range(ROUNDS):
             arriving = jax.device_put(store.gather(0, ids))
-            y, _ = resident(held[0], every, np.float32(0), x)
-            held[0] = commit_records(held[0], sent, at, layout=store.layout)
+            y, _ = resident(held[0], None, None, every, np.float32(0), x)
+            held[0] = commit_records(
+                held[0], sent, at, ids, None, layout=store.layouts[0], slot_format=SLOT_FORMAT
+            )
             sent = arriving
         return y, held[0]
 

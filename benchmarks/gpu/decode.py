@@ -25,7 +25,7 @@ from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.hybrid import Hybrid
 from kairox_jax.engine.loading import make_plan
 from kairox_jax.nvidia import limit_device_memory
-from kairox_jax.placement import load_store, record_layout
+from kairox_jax.placement import load_store, record_layouts, resolve_slot_format
 from pallas_kernels.implementations import resolve_implementation
 
 RECORD_BYTES = 3 * 34 / 32  # a weight of the model's width, in q8_0
@@ -85,8 +85,8 @@ def decode(settings: Settings, layers: int, budget: int, box: TimeBox) -> list[d
     device = jax.devices()[0]
     placement = PlacementConfig(vram_budget_bytes=budget)
     plan = make_plan(
-        source.config, record_layout(source), mode="exact", placement=placement, context_length=CONTEXT,
-        device=device,
+        source.config, record_layouts(source), mode="exact", placement=placement, context_length=CONTEXT,
+        parallel=1, device=device,
     )  # fmt: skip
     store = load_store(source)
     dense = DeviceDense(source, batch=1, context_length=CONTEXT)
@@ -111,6 +111,7 @@ def _with_policy(
         hybrid = Hybrid(
             store, dense, config=source.config, thresholds=np.zeros(source.config.num_layers, np.float32),
             policy=make_policy(name), prior=source.frequencies, slots_per_layer=slots, max_moves=64,
+            slot_format=resolve_slot_format("auto", jax.default_backend()),
             implementation=resolve_implementation("auto"),
         )  # fmt: skip
     except Exception as error:  # a policy that cannot run is a result
@@ -125,12 +126,12 @@ def _with_policy(
 
 def _decode_tokens(hybrid: Any, vocab_size: int, num_tokens: int, box: TimeBox) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    hybrid.prefill_logits(rng.integers(3, vocab_size, PROMPT).astype(np.int32), 0)
+    hybrid.prefill_logits(rng.integers(3, vocab_size, PROMPT).astype(np.int32), 0, 0)
     seconds, counts = [], []
     for step in range(WARM_UP + num_tokens):
         token, at = rng.integers(3, vocab_size, 1).astype(np.int32), np.array([PROMPT + step], np.int32)
         begin = perf_counter()
-        _, count = hybrid.step(token, at)
+        _, count = hybrid.step(token, at, np.zeros(1, np.int32))
         if step >= WARM_UP:
             seconds.append(perf_counter() - begin)
             counts.append(count)

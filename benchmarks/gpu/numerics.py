@@ -12,7 +12,11 @@ import numpy as np
 
 from benchmarks.gpu.settings import Settings, TimeBox
 from benchmarks.gpu.timing import implementations, one_line
-from pallas_kernels import Rows, gather_down, gather_gate_up, slot_scatter, split_blocks
+from kairox_jax.quant import COLUMN_FORMATS, PackedRows, split_columns
+from kairox_jax.quant.columns import padded_columns
+from pallas_kernels import ColumnRows, empty_codes, gather_down, gather_gate_up, slot_scatter, split_blocks
+from pallas_kernels.block_rows import BLOCK
+from pallas_kernels.block_rows import FORMATS as BLOCKED
 from pallas_kernels.gather_down import cases as down_cases
 from pallas_kernels.gather_gate_up import cases as gate_up_cases
 from pallas_kernels.slot_scatter import cases as scatter_cases
@@ -48,16 +52,35 @@ def relative_error(out: Any, expected: np.ndarray) -> float:
     return float(difference / norm if norm else difference)
 
 
-def stored(array: np.ndarray | None, dtype: str) -> tuple[Rows | None, np.ndarray | None]:
+def stored(array: np.ndarray | None, dtype: str) -> tuple[Any, np.ndarray | None]:
     """Return rows as the kernels hold them, and the weights that they stand for."""
     if array is None:
         return None, None
-    if dtype in ("q8_0", "q4_0"):
+    if dtype in BLOCKED:
         kind = gguf.GGMLQuantizationType[dtype.upper()]
         raw = gguf.quants.quantize(array, kind)
         return split_blocks(jnp.asarray(raw), dtype), gguf.quants.dequantize(raw, kind).astype(np.float64)
+    if dtype in COLUMN_FORMATS:
+        return _columns(array, COLUMN_FORMATS[dtype].source)
     held = jnp.asarray(array, dtype)
     return held, np.asarray(held, np.float64)
+
+
+def _columns(array: np.ndarray, source: str) -> tuple[ColumnRows, np.ndarray]:
+    """Return rows as the columns of a matrix in blocks along its rows, padded to whole groups."""
+    num, d = array.shape
+    matrix = np.zeros((d, padded_columns(num)), np.float32)
+    matrix[:, :num] = array.T
+    kind = gguf.GGMLQuantizationType[source.upper()]
+    raw = gguf.quants.quantize(matrix, kind)
+    codes, tables = split_columns(PackedRows(data=raw, format=source))
+    empty = empty_codes(num, d, source)
+    held = codes[:num].view(empty.dtype).reshape(empty.shape)
+    minima = None if tables.minima is None else jnp.asarray(tables.minima)
+    blocks = jnp.arange(num, dtype=jnp.int32) // BLOCK
+    weights = np.zeros((num, padded_columns(d)))
+    weights[:, :d] = gguf.quants.dequantize(raw, kind)[:, :num].T
+    return ColumnRows(jnp.asarray(held), blocks, jnp.asarray(tables.scales), minima), weights
 
 
 def _checks(settings: Settings) -> Iterator[Check]:
@@ -65,7 +88,8 @@ def _checks(settings: Settings) -> Iterator[Check]:
     rng = np.random.default_rng(0)
 
     def few(cases: tuple[Any, ...]) -> list[Any]:
-        chosen = [case for case in cases if case.dtype in (*settings.dtypes, "uint8")]
+        dtypes = (*settings.dtypes, "uint8")
+        chosen = [case for case in cases if case.dtype.removesuffix("_column") in dtypes]
         plain = [case for case in chosen if case.dtype == "float32"][: settings.case_limit]
         return plain + [case for case in chosen if case.dtype != "float32"][: settings.case_limit]
 
@@ -74,7 +98,7 @@ def _checks(settings: Settings) -> Iterator[Check]:
     for case in few(down_cases.CASES):
         yield _down(case, rng)
     for case in few(scatter_cases.CASES):
-        if case.dtype not in ("q8_0", "q4_0", "uint8"):
+        if case.dtype not in (*BLOCKED, "uint8"):
             yield _scatter(case, rng)
 
 

@@ -15,7 +15,7 @@ class Settings:
 
     Attributes:
         case_limit: cases of each operation whose numerics are checked.
-        dtypes: formats of the numerics and, all but the first, of the bandwidths.
+        dtypes: formats of the numerics (with their shared-scale columns) and, all but the first, of the bandwidths.
         shapes: models whose FFN widths are measured.
         active_fracs: shares of the neurons that are listed.
         lists: different lists that take turns, so that caches do not hold the rows.
@@ -33,7 +33,7 @@ class Settings:
     """
 
     case_limit: int = 100
-    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16", "q8_0", "q4_0")
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16", "q8_0", "q4_0", "q4_1")
     shapes: tuple[ModelShape, ...] = (LLAMA_7B, LLAMA_13B, LLAMA_70B)
     active_fracs: tuple[float, ...] = (0.05, 0.1, 0.15, 0.25, 0.5, 1.0)
     lists: int = 16
@@ -55,7 +55,7 @@ SIZES = {
     "full": FULL,
     "quick": replace(
         FULL, case_limit=6, shapes=(LLAMA_7B,), active_fracs=(0.05, 0.15, 1.0), repeats=3, more_layers=8,
-        dtypes=("float32", "bfloat16", "q8_0", "q4_0"), policies=("guide", "split", "static"), tokens=16,
+        dtypes=("float32", "bfloat16", "q8_0", "q4_1"), policies=("guide", "split", "static"), tokens=16,
         budgets=(6 * 10**9, 12 * 10**9),
     ),
     "tiny": Settings(

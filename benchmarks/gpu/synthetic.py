@@ -76,10 +76,10 @@ class SyntheticModel:
         matrix[:, :CONSTANT] = math.sqrt(d / CONSTANT) if kind == "embed" else 0
         return matrix
 
-    def packed(self, name: str) -> PackedRows | None:
-        """Return the rows of a layer's neurons in q8_0, None for other tensors."""
+    def packed(self, name: str, *, transposed: bool = False) -> PackedRows | None:
+        """Return the rows of a layer's neurons in q8_0, None for other tensors and for matrices by output."""
         kind = name.rsplit(".", 1)[-1]
-        if kind not in ("w_gate", "w_up", "w_down"):
+        if transposed or self.packed_format(name) is None:
             return None
         layer, (neurons, d) = int(name.split(".")[1]), (self.config.num_neurons, self.config.d_model)
         codes = self._window(name, neurons * d).reshape(neurons, d // 32, 32).copy()
@@ -96,8 +96,15 @@ class SyntheticModel:
         data[:, :, 2:] = codes.view(np.uint8)
         return PackedRows(data=data.reshape(neurons, -1), format="q8_0")
 
+    def packed_format(self, name: str) -> str | None:
+        """Return the format of what ``packed`` gives."""
+        return "q8_0" if name.rsplit(".", 1)[-1] in ("w_gate", "w_up", "w_down") else None
+
     def check_packed(self, name: str) -> None:
         """Nothing can be wrong: the rows are made here."""
+
+    def release(self) -> None:
+        """Nothing was read."""
 
     def _random(self, name: str, shape: tuple[int, int], std: float) -> Float[np.ndarray, "rows columns"]:
         return self._window(name, shape[0] * shape[1]).reshape(shape).astype(np.float32) * (std / _CODE_STD)

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-OWN_VARIABLES = ("KAIROX_CACHE", "KAIROX_REQUIRE_MODEL")  # read by the registry and by the tests
+OWN_VARIABLES = (
+    "KAIROX_CACHE",
+    "KAIROX_REQUIRE_CHROMIUM",
+    "KAIROX_REQUIRE_MODEL",
+)  # read by the registry and by the tests
 
 
 class UsageError(ValueError):

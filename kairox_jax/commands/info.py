@@ -52,15 +52,21 @@ def collect(name: str) -> dict[str, Any]:
 
     Returns:
         The fields of ModelConfig, and ``name``, ``path``, ``licence``, ``num_bytes``, ``tensors`` (type ->
-        count and bytes), ``chat_template`` (whether there is one) and ``sparsity`` (None where none).
+        count and bytes), ``chat_template`` and ``predictors`` (whether there are some), ``activation_source``
+        (what decided the activation) and ``sparsity`` (None where none).
     """
     from kairox_jax.io import REGISTRY, open_checkpoint, shipped_sparsity
     from kairox_jax.io.gguf_file import GgufFile
+    from kairox_jax.io.orbax_folder import OrbaxFolder, is_orbax_folder
     from kairox_jax.io.safetensors_file import SafetensorsFolder
 
     checkpoint = open_checkpoint(name)
     fields: Mapping[str, Any] = {}
-    if checkpoint.path.is_dir():
+    vocabulary = checkpoint.tokenizer_path
+    if is_orbax_folder(checkpoint.path):
+        sizes = [(place.format, place.num_bytes) for place in OrbaxFolder(checkpoint.path).places.values()]
+        fields = GgufFile(vocabulary).fields if vocabulary is not None and vocabulary.is_file() else {}
+    elif checkpoint.path.is_dir():
         folder = SafetensorsFolder(checkpoint.path)
         formats = [folder.raw(tensor) for tensor in folder.shapes]
         sizes = [(form, raw.nbytes) for raw, form in formats]
@@ -73,14 +79,17 @@ def collect(name: str) -> dict[str, Any]:
         of_type = tensors.setdefault(form, {"count": 0, "bytes": 0})
         of_type["count"] += 1
         of_type["bytes"] += num_bytes
+    sparsity = checkpoint.own_sparsity() or shipped_sparsity(checkpoint)
     return {
         "name": fields.get("general.name"),
         "path": str(checkpoint.path),
         "licence": REGISTRY[name].licence if name in REGISTRY else fields.get("general.license"),
         "num_bytes": checkpoint.num_bytes,
         "tensors": tensors,
-        "sparsity": None if (sparsity := shipped_sparsity(checkpoint)) is None else _outline(sparsity),
+        "sparsity": None if sparsity is None else _outline(sparsity),
         "chat_template": checkpoint.chat_template is not None,
+        "activation_source": checkpoint.activation_source,
+        "predictors": checkpoint.sparse_threshold is not None,
         **asdict(checkpoint.config),
     }
 
@@ -98,7 +107,8 @@ def report(facts: dict[str, Any]) -> Iterable[str]:
         "licence": facts["licence"] or "not given",
         "family": facts["family"],
         "layers": f"{facts['num_layers']} of width {facts['d_model']}",
-        "ffn": f"{facts['num_neurons']} neurons a layer, {activation}",
+        "ffn": f"{facts['num_neurons']} neurons a layer, {activation} (by {facts['activation_source']})",
+        "predictors": "in the file (PowerInfer's)" if facts["predictors"] else "none in the file",
         "sparsity": _sparsity_line(facts),
         "attention": heads,
         "vocabulary": f"{facts['vocab_size']} tokens{tied}",
@@ -130,5 +140,5 @@ def _sparsity_line(facts: dict[str, Any]) -> str:
             f"thresholds shipped, {found['least_threshold']:.3g} to {found['largest_threshold']:.3g}{share}"
         )
     if facts["activation"] == "silu":
-        return "no thresholds: use --mode dense, or make them with 'python -m training.thresholds'"
+        return "no thresholds: use --mode dense, or make them with 'kairox sparsify'"
     return f"needs no thresholds: {facts['activation']} is exactly zero for inactive neurons"

@@ -37,12 +37,13 @@ def prepare_environment(args: argparse.Namespace, environ: MutableMapping[str, s
         environ.setdefault(_CACHE_MIN_SECONDS, "0.05")
 
 
-def start_engine(args: argparse.Namespace, engine_api: Any | None) -> Any:
+def start_engine(args: argparse.Namespace, engine_api: Any | None, *, parallel: int = 1) -> Any:
     """Open the model.
 
     Args:
         args: resolved flags of a subcommand with MODEL and PLACEMENT flags.
         engine_api: has ``Engine``; None takes ``kairox_jax.engine``.
+        parallel: sequences that share a step.
 
     Returns:
         The engine; the caller closes it.
@@ -58,6 +59,7 @@ def start_engine(args: argparse.Namespace, engine_api: Any | None) -> Any:
         context_length=args.ctx_size,
         threads=args.threads,
         sparsity=args.sparsity,
+        **({} if parallel == 1 else {"parallel": parallel}),
     )
     note(args, engine.describe())
     return engine

@@ -11,15 +11,22 @@ from kairox_jax.engine.programs import (
     Split,
     attend_length,
     cache_length,
+    copy_cache_row,
     embed_program,
     front_program,
     logits_program,
+    some_rows,
     split_module,
 )
-from kairox_jax.models import KVCache, empty_cache, load_attention
+from kairox_jax.models import KVCache, Norm, empty_cache, load_attention, load_down_biases, load_norm
 from kairox_jax.models.load import TensorSource
 
-Vectors = Float[Array, "B D"] | Float[np.ndarray, "B D"]
+Vectors = Float[Array, "n D"] | Float[np.ndarray, "n D"]
+
+
+def device_norm(norm: Norm[np.ndarray]) -> Norm[Array]:
+    """Put a norm on the device."""
+    return jax.tree.map(jnp.asarray, norm)
 
 
 class DeviceDense:
@@ -27,7 +34,7 @@ class DeviceDense:
 
     Args:
         source: an open checkpoint.
-        batch: B, sequences in a step.
+        batch: B, sequences that the cache holds.
         context_length: the most positions of a sequence.
     """
 
@@ -42,31 +49,41 @@ class DeviceDense:
         self.rebuild = splits[0].rebuild
         self.attention = [split.leaves for split in splits]
         self.ffn_norms = [
-            jnp.asarray(source.tensor(f"layers.{i}.ffn_norm")) for i in range(config.num_layers)
+            device_norm(load_norm(source, f"layers.{i}.ffn_norm")) for i in range(config.num_layers)
         ]
+        self.down_biases = load_down_biases(source)
         self.embedding = jnp.asarray(source.tensor("embed"))
-        self.out_norm = jnp.asarray(source.tensor("out_norm"))
+        learned = config.positions == "learned"
+        self.pos_embed = jnp.asarray(source.tensor("pos_embed")) if learned else None
+        self.out_norm = device_norm(load_norm(source, "out_norm"))
         self.output = self.embedding if config.tie_embeddings else jnp.asarray(source.tensor("output"))
         self.caches = [empty_cache(config, batch=batch, length=self.length) for _ in range(config.num_layers)]
-        self._front = front_program(self.rebuild, config.norm_eps)
+        self._front = front_program(self.rebuild, config)
         self._embed = embed_program()
         self._logits = logits_program(config.norm_eps)
-        self._zero = np.zeros((batch, config.d_model), np.float32)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the dense weights."""
-        arrays = jax.tree.leaves((self.attention, self.ffn_norms, self.embedding, self.out_norm))
-        return sum(a.nbytes for a in arrays) + (0 if self.config.tie_embeddings else self.output.nbytes)
-
-    def embed(self, ids: Int[np.ndarray, "B T"]) -> Float[Array, "B T D"]:
-        """Return the embedding of token ids."""
-        return self._embed(self.embedding, jnp.asarray(ids))
+    def embed(self, ids: Int[np.ndarray, "B T"], start: Int[np.ndarray, " B"]) -> Float[Array, "B T D"]:
+        """Return the residual stream before the first layer; ``start`` is the first token's position."""
+        return self._embed(self.embedding, self.pos_embed, ids, start)
 
     def front(
-        self, layer: int, x: Vectors, y_device: Vectors, y_host: Vectors, start: Int[np.ndarray, " B"]
-    ) -> tuple[Float[Array, "B D"], Float[Array, "B D"]]:
-        """Merge the FFN of the layer before, attend, and return the residual stream and the FFN's input."""
+        self,
+        layer: int,
+        x: Vectors,
+        y_device: Vectors,
+        y_host: Vectors,
+        start: Int[np.ndarray, " n"],
+        rows: Int[np.ndarray, " n"],
+    ) -> tuple[Float[Array, "n D"], Float[Array, "n D"]]:
+        """Merge the FFN of the layer before, attend, and return the residual stream and the FFN's input.
+
+        Args:
+            layer: index of the layer.
+            x: residual stream [n, D].
+            y_device, y_host: what the two sides add to it [n, D].
+            start: position of each sequence's token, int32 [n].
+            rows: each sequence's row of the cache, int32 [n], none twice.
+        """
         attend = attend_length(int(start.max()) + 1, self.length)
         x_dev, h_dev, self.caches[layer] = self._front(
             self.attention[layer],
@@ -75,6 +92,7 @@ class DeviceDense:
             y_device,
             y_host,
             start,
+            some_rows(rows, self.batch),
             self.caches[layer],
             attend,
         )
@@ -85,10 +103,15 @@ class DeviceDense:
         """Merge the last FFN and return the logits on the host."""
         return np.asarray(self._logits(self.out_norm, self.output, x + y_device + y_host))
 
-    def cache(self, layer: int) -> KVCache:
-        """Return a layer's cache for the prefill, which donates it."""
-        return self.caches[layer]
+    def cache(self, layer: int, row: int) -> tuple[KVCache, Int[np.ndarray, " 1"] | None]:
+        """Return a layer's cache for the prefill, which donates it, and where its sequence is in it."""
+        return self.caches[layer], some_rows(np.array([row], np.int32), self.batch)
 
-    def put_cache(self, layer: int, cache: KVCache, *, start: int, end: int) -> None:
-        """Take the cache back, with positions ``start`` .. ``end - 1`` new."""
+    def copy_row(self, source: int, target: int, end: int) -> None:
+        """Copy the first ``end`` positions of one row of the cache to another."""
+        del end  # whole rows: one compiled shape
+        self.caches = [copy_cache_row(cache, source, target) for cache in self.caches]
+
+    def put_cache(self, layer: int, cache: KVCache, row: int, *, start: int, end: int) -> None:
+        """Take the cache back, with positions ``start`` .. ``end - 1`` of that row new."""
         self.caches[layer] = cache

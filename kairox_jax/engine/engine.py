@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
 from pathlib import Path
 from threading import Lock, get_ident
-from time import perf_counter
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from kairox_jax.balancing import Policy, make_policy
 from kairox_jax.config import GenerationConfig, PlacementConfig
+from kairox_jax.engine.batch import Batch, Running
 from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.hybrid import Hybrid
@@ -22,29 +23,32 @@ from kairox_jax.engine.jitted_hybrid import JittedHybrid
 from kairox_jax.engine.loading import (
     build_policy,
     check_dense_settings,
-    check_supported,
     dense_thresholds,
     make_plan,
     resolve_context,
 )
 from kairox_jax.engine.results import Chunk, GenerationResult
-from kairox_jax.engine.sampling import make_rng, sample
+from kairox_jax.engine.sequence import Constraint, Sequence
 from kairox_jax.engine.statistics import Statistics
-from kairox_jax.engine.text import TextStream
 from kairox_jax.engine.whole import Whole
-from kairox_jax.host import limit_threads, thread_count
+from kairox_jax.host import MAX_BATCH, limit_threads, thread_count
 from kairox_jax.host.callback import check_backend
 from kairox_jax.io import Checkpoint, TraceRecorder, open_checkpoint
-from kairox_jax.models import find_sparsity, load_decoder, resolve_thresholds
+from kairox_jax.models import find_sparsity, gate_thresholded, load_decoder, resolve_thresholds
 from kairox_jax.nvidia import limit_device_memory
-from kairox_jax.placement import BudgetPlan, load_store, record_layout
+from kairox_jax.placement import BudgetPlan, load_store, record_layouts, resolve_slot_format
 from pallas_kernels.implementations import resolve_implementation
 
 logger = logging.getLogger("kairox")
 
 
+def never() -> bool:
+    """Say no: nobody cancels."""
+    return False
+
+
 class Engine:
-    """Loads a model and generates text with it, one request at a time.
+    """Loads a model and generates text with it, one request at a time; ``batch`` runs several together.
 
     Args:
         model: a registered name, a local path, or a Hugging Face repository.
@@ -53,6 +57,7 @@ class Engine:
         context_length: positions of a sequence; None takes the model's, at most 2048.
         threads: host threads; None takes the physical cores.
         sparsity: folder with thresholds and profile; None takes the shipped ones.
+        parallel: sequences that ``batch`` can run in one step, 1 to 8; each has a cache of the whole context.
 
     Raises:
         ValueError: settings that cannot be honoured; the message says the remedy.
@@ -67,11 +72,14 @@ class Engine:
         context_length: int | None = None,
         threads: int | None = None,
         sparsity: str | Path | None = None,
+        parallel: int = 1,
     ) -> None:
+        if not 1 <= parallel <= MAX_BATCH:
+            raise ValueError(f"--parallel {parallel}: choose 1 to {MAX_BATCH} sequences")
+        self.parallel = parallel
         placement = PlacementConfig() if placement is None else placement
         checkpoint = open_checkpoint(model)
         self.config = config = checkpoint.config
-        check_supported(config)
         if placement.vram_budget_bytes is not None:
             limit_device_memory(placement.vram_budget_bytes)
         self.device = jax.devices()[0]
@@ -79,10 +87,11 @@ class Engine:
         self.context_length = resolve_context(config, context_length)
         self.plan = make_plan(
             config,
-            record_layout(checkpoint),
+            record_layouts(checkpoint),
             mode=mode,
             placement=placement,
             context_length=self.context_length,
+            parallel=parallel,
             device=self.device,
         )
         self.mode = mode
@@ -95,20 +104,22 @@ class Engine:
         self.chat_template = checkpoint.chat_template
         self._whole: Whole | None = None
         self._hybrid: Hybrid | None = None
-        self._cached: list[int] = []
         self._lock, self._busy_thread = Lock(), 0
         self.policy_name = None if mode == "dense" else placement.policy
         self.implementation = resolve_implementation("auto", self.device.platform)
+        self.slot_format = resolve_slot_format(placement.slot_format, self.device.platform)
         if mode == "dense" and self.device.platform != "cpu":
-            self._whole = Whole(load_decoder(checkpoint), context_length=self.context_length)
-            self._whole.prefill(np.zeros(1, np.int32), 0)  # compiles, as Hybrid does
-            self._whole.step(0, 0)
+            decoder = load_decoder(checkpoint)
+            self._whole = Whole(decoder, batch=parallel, context_length=self.context_length)
+            self._whole.warm_up()
         elif mode == "dense":
             self._hybrid = self._load_hybrid(
                 checkpoint, dense_thresholds(config), make_policy("static"), None, placement
             )
         else:
             found = find_sparsity(checkpoint, sparsity)
+            checkpoint = gate_thresholded(checkpoint, found)
+            self.config = config = checkpoint.config
             thresholds = resolve_thresholds(config, found)
             prior = None if found is None else found.frequency
             if prior is None:
@@ -117,6 +128,9 @@ class Engine:
                 )
             policy = build_policy(placement, has_prior=prior is not None)
             self._hybrid = self._load_hybrid(checkpoint, thresholds, policy, prior, placement)
+        runner = self._whole or self._hybrid
+        assert runner is not None
+        self.batch = Batch(runner, parallel, finish_statistics=self._finish_statistics)
 
     def _load_hybrid(
         self,
@@ -134,24 +148,21 @@ class Engine:
             policy=policy,
             prior=prior,
             slots_per_layer=0 if self.mode == "dense" else self.plan.slots_per_layer,
+            slot_format=self.slot_format,
             max_moves=placement.max_moves,
             implementation=self.implementation,
         )
-        if callback != "split":
-            dense = DeviceDense(checkpoint, batch=1, context_length=self.context_length)
-            return JittedHybrid(
-                load_store(checkpoint), dense, host_callback=callback, platform=platform, **settings
-            )
-        dense_part = HostDense if platform == "cpu" else DeviceDense
-        return Hybrid(
-            load_store(checkpoint),
-            dense_part(checkpoint, batch=1, context_length=self.context_length),
-            **settings,
-        )
+        dense_part = HostDense if platform == "cpu" and callback == "split" else DeviceDense
+        store = load_store(checkpoint)
+        dense = dense_part(checkpoint, batch=self.parallel, context_length=self.context_length)
+        if callback == "split":
+            return Hybrid(store, dense, **settings)
+        assert isinstance(dense, DeviceDense)
+        return JittedHybrid(store, dense, host_callback=callback, platform=platform, **settings)
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Ids[int],
         config: GenerationConfig | None = None,
         *,
         trace: str | Path | None = None,
@@ -166,11 +177,13 @@ class Engine:
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Ids[int],
         config: GenerationConfig | None = None,
         *,
         trace: str | Path | None = None,
         reuse: bool = False,
+        cancelled: Callable[[], bool] = never,
+        constraint: Constraint | None = None,
     ) -> Iterator[Chunk]:
         """Generate and yield text as it comes.
 
@@ -179,18 +192,22 @@ class Engine:
             config: how to choose tokens and when to stop.
             trace: write the activations of each decode step to this file (not in ``dense`` mode).
             reuse: keep the common beginning of this prompt and the last sequence in the cache.
+            cancelled: asked between the pieces of a prompt and before each token; the last chunk's result then
+                has the finish reason "cancelled".
+            constraint: restricts the tokens.
 
         Yields:
             Pieces of text that are whole characters and no part of a stop text; the last chunk has the result.
 
         Raises:
-            ValueError: an empty prompt, one that does not fit the context, or a trace in ``dense`` mode.
+            ValueError: an empty prompt, one that does not fit the context, a bias for a token that does not
+                exist, or a trace in ``dense`` mode.
         """
         if self._whole is None and self._hybrid is None:
             raise ValueError("this engine is closed: make a new one")
         config = GenerationConfig() if config is None else config
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
-        self._check_prompt(ids)
+        self.check_request(ids, config)
         recorder = None
         if trace is not None:
             if self.mode == "dense":
@@ -200,7 +217,25 @@ class Engine:
             if Path(trace).is_dir() or not Path(trace).absolute().parent.is_dir():
                 raise ValueError(f"--trace-out {trace}: name a file in a folder that exists")
             recorder = TraceRecorder({"policy": self.policy_name, "prompt_tokens": len(ids)})
-        return self._in_turn(self._run(ids, config, trace, recorder, reuse))
+        sequence = self._sequence(ids, config, constraint)
+        return self._in_turn(self._run(sequence, trace, recorder, reuse, cancelled))
+
+    def begin(
+        self, prompt_ids: Ids[int], config: GenerationConfig, *, constraint: Constraint | None = None
+    ) -> Running:
+        """Add a request to ``batch``, for a caller that drives it alone (no stream may be open).
+
+        Raises:
+            ValueError: a request that ``check_request`` refuses, or every row of the cache is in use.
+        """
+        ids = list(prompt_ids)
+        self.check_request(ids, config)
+        sequence = self._sequence(ids, config, constraint)
+        return self.batch.add(sequence, self.new_statistics(ids), reuse=True)
+
+    def _sequence(self, ids: list[int], config: GenerationConfig, constraint: Constraint | None) -> Sequence:
+        room = self.context_length - len(ids)
+        return Sequence(ids, config, self.tokenizer, room=room, constraint=constraint)
 
     def _in_turn(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         """Run one request at a time: those of other threads wait, one of the same thread would wait forever."""
@@ -225,11 +260,12 @@ class Engine:
             return f"{device} | dense: all {self.config.num_neurons} neurons a layer, {where}"
         return (
             f"{device} | attention and output: {self._hybrid.dense.name} | {self.plan.slots_per_layer} of "
-            f"{self.config.num_neurons} neurons a layer in device slots ({self.implementation} kernels), the active "
-            f"rest on the host ({self.threads} threads) | policy {self.policy_name}"
+            f"{self.config.num_neurons} neurons a layer in {self.slot_format} device slots "
+            f"({self.implementation} kernels), the active rest on the host ({self.threads} threads) "
+            f"| policy {self.policy_name}"
         )
 
-    def _placement(self) -> dict[str, Any]:
+    def placement(self) -> dict[str, Any]:
         """Return what runs where, for the statistics."""
         if self._hybrid is None:
             return {"dense_part": "device", "neurons": "device"}
@@ -238,6 +274,7 @@ class Engine:
             "neurons": "host" if self.mode == "dense" else "device slots and host",
             "slots_per_layer": self._hybrid.table.capacity.tolist(),
             "device_kernels": self.implementation,
+            "slot_format": self.slot_format,
             "host_threads": self.threads,
         }
 
@@ -253,7 +290,20 @@ class Engine:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _check_prompt(self, ids: list[int]) -> None:
+    def residency(self) -> Bool[np.ndarray, "L F"]:
+        """Return which neurons the device computes now; may be called from any thread, for a picture."""
+        shape = (self.config.num_layers, self.config.num_neurons)
+        if self._hybrid is None:
+            return np.full(shape, self._whole is not None)
+        return np.stack([self._hybrid.table.resident(layer) for layer in range(shape[0])])
+
+    def policy_report(self) -> dict[str, float]:
+        """Return the policy's own figures, such as the guide's modifier; empty where it has none."""
+        report = None if self._hybrid is None else getattr(self._hybrid.policy, "report", None)
+        return {} if report is None or self._hybrid is None else report(self._hybrid.state)
+
+    def check_request(self, ids: list[int], config: GenerationConfig) -> None:
+        """Raise ``ValueError`` for a prompt or settings that this model cannot take."""
         if not ids:
             raise ValueError("the prompt has no tokens: give at least one character")
         if len(ids) >= self.context_length:
@@ -261,107 +311,64 @@ class Engine:
                 f"the prompt has {len(ids)} tokens, the context holds {self.context_length} and needs one for the "
                 f"answer: shorten the prompt or raise --ctx-size (this model takes up to {self.config.context_length})"
             )
-        wrong = [i for i in ids if not 0 <= i < self.config.vocab_size]
+        wrong = [i for i in (*ids, *config.logit_bias) if not 0 <= i < self.config.vocab_size]
         if wrong:
             raise ValueError(f"token id {wrong[0]} is outside the vocabulary 0..{self.config.vocab_size - 1}")
 
     def _run(
         self,
-        ids: list[int],
-        config: GenerationConfig,
+        sequence: Sequence,
         trace: str | Path | None,
         recorder: TraceRecorder | None,
         reuse: bool,
+        cancelled: Callable[[], bool],
     ) -> Iterator[Chunk]:
-        stats = Statistics(
+        batch = self.batch
+        running = batch.add(sequence, self.new_statistics(sequence.prompt_ids), reuse=reuse)
+        if recorder is not None:
+            batch.on_step = lambda counts, tokens: recorder.add_step(counts.active, tokens[0])
+        try:
+            while running.result is None:
+                if cancelled():
+                    yield batch.cancel(running)
+                    break
+                for _, chunk in batch.advance():
+                    if isinstance(chunk, Exception):
+                        raise chunk
+                    if chunk.result is not None and recorder is not None and trace is not None:
+                        self._write_trace(recorder, trace, chunk.result.stats)
+                    yield chunk
+        finally:
+            batch.on_step = None
+            if running in batch.running:
+                batch.cancel(running)
+
+    def new_statistics(self, prompt_ids: list[int]) -> Statistics:
+        """Return the statistics of a request that begins: what is known before."""
+        if self._hybrid is not None and not self.batch.running:
+            self._hybrid.migrator.take_counts()  # what an abandoned request left
+        return Statistics(
             device=f"{self.device.platform}:{self.device.device_kind}",
             mode=self.mode,
             policy=self.policy_name,
             budget=self.plan.to_json(),
-            placement=self._placement(),
-            prompt_tokens=len(ids),
+            placement=self.placement(),
+            prompt_tokens=len(prompt_ids),
         )
-        if self._hybrid is not None:
-            self._hybrid.migrator.take_counts()  # what an abandoned request left
-        begin = perf_counter()
-        logits = self._prefill(ids, self._common(ids) if reuse else 0)
-        stats.prefill_s = perf_counter() - begin
-        rng, text = make_rng(config.seed), TextStream(self.tokenizer.token_bytes, config.stop)
-        tokens: list[int] = []
-        room = min(config.max_tokens, self.context_length - len(ids))
-        finish = "length"
-        begin = perf_counter()
-        while len(tokens) < room:
-            token = sample(logits, config, rng)
-            if token in self.tokenizer.eos_ids and not config.ignore_eos:
-                finish = "stop"
-                break
-            tokens.append(token)
-            piece = text.push(token)
-            if text.stopped:
-                finish = "stop"
-            stats.decode_s += perf_counter() - begin
-            yield Chunk(text=piece, token_id=token)
-            begin = perf_counter()
-            if text.stopped or len(tokens) == room:
-                break
-            logits = self._step(token, len(ids) + len(tokens) - 1, stats, recorder)
-        stats.decode_s += perf_counter() - begin
-        stats.generated_tokens = len(tokens)
-        self._finish(stats, trace, recorder)
-        rest = text.flush()
-        result = GenerationResult(
-            text=text.text, prompt_token_ids=ids, token_ids=tokens, finish_reason=finish, stats=stats
-        )
-        yield Chunk(text=rest, result=result)
 
-    def _common(self, ids: list[int]) -> int:
-        """Return how many first tokens are in the cache already; the last one is always computed anew."""
-        same = 0
-        for old, new in zip(self._cached, ids[:-1], strict=False):
-            if old != new:
-                break
-            same += 1
-        return same
-
-    def _prefill(self, ids: list[int], start: int) -> Float[np.ndarray, " V"]:
-        self._cached = []  # an interrupted prefill leaves nothing that counts
-        new = np.asarray(ids[start:], np.int32)
-        if self._whole is not None:
-            logits = self._whole.prefill(new, start)
-        else:
-            assert self._hybrid is not None
-            logits = self._hybrid.prefill_logits(new, start)
-        self._cached = list(ids)
-        return logits
-
-    def _step(
-        self, token: int, position: int, stats: Statistics, recorder: TraceRecorder | None
-    ) -> Float[np.ndarray, " V"]:
-        if self._whole is not None:
-            logits = self._whole.step(token, position)
-        else:
-            assert self._hybrid is not None
-            batch, counts = self._hybrid.step(np.array([token], np.int32), np.array([position], np.int32))
-            logits = batch[0]
-            stats.add_step(counts)
-            if recorder is not None:
-                recorder.add_step(counts.active, token)
-        stats.decode_steps += 1
-        self._cached = [*self._cached[:position], token]
-        return logits
-
-    def _finish(self, stats: Statistics, trace: str | Path | None, recorder: TraceRecorder | None) -> None:
+    def _finish_statistics(self, stats: Statistics) -> None:
         if self._hybrid is not None:
             stats.resident = self._hybrid.num_resident
             stats.add_moves(self._hybrid.migrator.take_counts())
-        if recorder is not None and trace is not None:
-            if stats.decode_steps:
-                recorder.write(trace)
-            else:
-                logger.warning(
-                    "no trace was written to %s: the only token came from the prefill, ask for more", trace
-                )
+
+    @staticmethod
+    def _write_trace(recorder: TraceRecorder, trace: str | Path, stats: Statistics) -> None:
+        if stats.decode_steps:
+            recorder.write(trace)
+        else:
+            logger.warning(
+                "no trace was written to %s: the only token came from the prefill, ask for more", trace
+            )
 
 
 def plan_only(
@@ -370,14 +377,16 @@ def plan_only(
     mode: str = "exact",
     placement: PlacementConfig | None = None,
     context_length: int | None = None,
+    parallel: int = 1,
 ) -> BudgetPlan:
     """Plan the memory of a model without reading its weights; see ``Engine`` for arguments and errors."""
     checkpoint = open_checkpoint(model)
     return make_plan(
         checkpoint.config,
-        record_layout(checkpoint),
+        record_layouts(checkpoint),
         mode=mode,
         placement=PlacementConfig() if placement is None else placement,
         context_length=resolve_context(checkpoint.config, context_length),
+        parallel=parallel,
         device=jax.devices()[0],
     )

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from kairox_jax.engine.dense_part import device_norm
 from kairox_jax.engine.programs import cache_length, split_module
 from kairox_jax.host import AttentionWeights, HostAttention, host_formats, host_norm, matvec
 from kairox_jax.io import Checkpoint
-from kairox_jax.models import KVCache, load_attention, rotary_frequencies
+from kairox_jax.models import KVCache, load_attention, load_down_biases, load_norm, rotary_frequencies
 from kairox_jax.quant import PackedRows
 
 
@@ -40,7 +41,7 @@ class HostDense:
 
     Args:
         checkpoint: an open checkpoint.
-        batch: B, sequences in a step.
+        batch: B, sequences that the cache holds.
         context_length: the most positions of a sequence.
     """
 
@@ -54,41 +55,62 @@ class HostDense:
         self.rebuild = splits[0].rebuild
         self.attention = [split.leaves for split in splits]
         self.weights = [self._layer_weights(checkpoint, layer) for layer in layers]
-        self.ffn_norms = [jnp.asarray(weights.ffn_norm) for weights in self.weights]
+        self.ffn_norms = [device_norm(load_norm(checkpoint, f"layers.{layer}.ffn_norm")) for layer in layers]
+        self.down_biases = load_down_biases(checkpoint)
         self.embedding = packed_or_float(checkpoint, "embed")
         self.output = self.embedding if config.tie_embeddings else packed_or_float(checkpoint, "output")
-        self.out_norm = checkpoint.tensor("out_norm")
+        learned = config.positions == "learned"
+        self.pos_embed = checkpoint.tensor("pos_embed") if learned else None
+        self.out_norm = load_norm(checkpoint, "out_norm")
         shape = (config.num_layers, batch, config.num_kv_heads, self.length, config.head_dim)
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self._kernel = HostAttention(config, batch=batch, length=self.length)
-        self._frequencies = rotary_frequencies(config)
+        self._frequencies = np.empty(0, np.float32) if learned else rotary_frequencies(config)
         self._logits = np.empty((batch, config.vocab_size), np.float32)
         self._angles: tuple[np.ndarray, np.ndarray] | None = None
 
     @staticmethod
     def _layer_weights(checkpoint: Checkpoint, layer: int) -> AttentionWeights:
-        prefix = f"layers.{layer}."
+        config, prefix = checkpoint.config, f"layers.{layer}."
+
+        def vectors(wanted: bool, *names: str) -> np.ndarray:
+            parts = [checkpoint.tensor(prefix + name) for name in names if wanted]
+            return np.concatenate([np.empty(0, np.float32), *parts])
+
+        shifted = config.norm == "layernorm"
         return AttentionWeights(
             norm=checkpoint.tensor(prefix + "attn_norm"),
+            norm_bias=vectors(shifted, "attn_norm_bias"),
             ffn_norm=checkpoint.tensor(prefix + "ffn_norm"),
+            ffn_norm_bias=vectors(shifted, "ffn_norm_bias"),
             wqkv=stacked([packed_or_float(checkpoint, prefix + name) for name in ("wq", "wk", "wv")]),
+            bqkv=vectors(config.qkv_bias, "bq", "bk", "bv"),
             wo=packed_or_float(checkpoint, prefix + "wo"),
+            bo=vectors(config.out_bias, "bo"),
         )
 
-    def embed(self, ids: Int[np.ndarray, "B T"]) -> Float[np.ndarray, "B T D"]:
-        """Return the embedding of token ids, a fresh array."""
+    def embed(self, ids: Int[np.ndarray, "B T"], start: Int[np.ndarray, " B"]) -> Float[np.ndarray, "B T D"]:
+        """Return the residual stream before the first layer, a fresh array; ``start`` as in ``front``."""
         rows = PackedRows(data=self.embedding.data[ids.reshape(-1)], format=self.embedding.format)
-        return rows.dequantize().reshape(*ids.shape, self.config.d_model)
+        x = rows.dequantize().reshape(*ids.shape, self.config.d_model)
+        if self.pos_embed is not None:
+            at = start[:, None] + np.arange(ids.shape[1])
+            x += np.take(self.pos_embed, at, axis=0, mode="clip")  # a prompt's padding lies beyond
+        return x
 
     def front(
         self,
         layer: int,
         x: Any,
         y_device: Any,
-        y_host: Float[np.ndarray, "B D"],
-        start: Int[np.ndarray, " B"],
-    ) -> tuple[Float[np.ndarray, "B D"], Float[np.ndarray, "B D"]]:
-        """Merge the FFN of the layer before, attend, and return the residual stream and the FFN's input."""
+        y_host: Float[np.ndarray, "n D"],
+        start: Int[np.ndarray, " n"],
+        rows: Int[np.ndarray, " n"],
+    ) -> tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n D"]]:
+        """Merge the FFN of the layer before, attend, and return the residual stream and the FFN's input.
+
+        Arguments as in ``DeviceDense.front``; ``x`` is updated in place.
+        """
         if layer == 0:
             angle = start[:, None].astype(np.float32) * self._frequencies[None, :]
             self._angles = (np.cos(angle), np.sin(angle))
@@ -96,19 +118,27 @@ class HostDense:
         x += y_host
         x += np.asarray(y_device)
         keys, values = self.keys[layer], self.values[layer]
-        return x, self._kernel.front(self.weights[layer], x, keys, values, start, *self._angles)
+        return x, self._kernel.front(self.weights[layer], x, keys, values, rows, start, *self._angles)
 
     def logits(self, x: Any, y_device: Any, y_host: Float[np.ndarray, "B D"]) -> Float[np.ndarray, "B V"]:
         """Merge the last FFN and return the logits; overwritten by the next call."""
-        h = host_norm(np.asarray(x) + np.asarray(y_device) + y_host, self.out_norm, self.config.norm_eps)
-        matvec(h, self.output, self._logits)
-        return self._logits
+        merged, norm = np.asarray(x) + np.asarray(y_device) + y_host, self.out_norm
+        h = host_norm(merged, norm.scale, norm.bias, self.config.norm_eps)
+        logits = self._logits[: len(h)]
+        matvec(h, self.output, logits)
+        return logits
 
-    def cache(self, layer: int) -> KVCache:
-        """Return a copy of a layer's cache for the prefill, which donates it."""
-        return KVCache(jnp.array(self.keys[layer]), jnp.array(self.values[layer]))
+    def cache(self, layer: int, row: int) -> tuple[KVCache, None]:
+        """Return a copy of one sequence's cache for the prefill, which donates it."""
+        rows = slice(row, row + 1)
+        return KVCache(jnp.array(self.keys[layer, rows]), jnp.array(self.values[layer, rows])), None
 
-    def put_cache(self, layer: int, cache: KVCache, *, start: int, end: int) -> None:
-        """Copy the new positions ``start`` .. ``end - 1`` back."""
-        self.keys[layer, :, :, start:end] = np.asarray(cache.k[:, :, start:end])
-        self.values[layer, :, :, start:end] = np.asarray(cache.v[:, :, start:end])
+    def copy_row(self, source: int, target: int, end: int) -> None:
+        """Copy the first ``end`` positions of one row of the cache to another."""
+        self.keys[:, target, :, :end] = self.keys[:, source, :, :end]
+        self.values[:, target, :, :end] = self.values[:, source, :, :end]
+
+    def put_cache(self, layer: int, cache: KVCache, row: int, *, start: int, end: int) -> None:
+        """Copy the new positions ``start`` .. ``end - 1`` back to that row."""
+        self.keys[layer, row, :, start:end] = np.asarray(cache.k[0, :, start:end])
+        self.values[layer, row, :, start:end] = np.asarray(cache.v[0, :, start:end])

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 
 from kairox_jax.balancing import Costs, Policy, Times, initial_residents, share_slots
 from kairox_jax.config import ModelConfig
@@ -25,13 +26,15 @@ class StepCounts:
     """What one step computed where, and how long it took.
 
     Attributes:
-        active: which neurons counted, bool [L, F] (any sequence of the batch).
+        active: which neurons counted for any of the sequences, bool [L, F].
+        share: for how many of them, as a share, float32 [L, F]; None where there was one.
         hits, residual: of these, computed on the device and on the host, int [L].
         times: of the whole step.
         moves: what moved since the step before.
     """
 
     active: Bool[np.ndarray, "L F"]
+    share: Float[np.ndarray, "L F"] | None
     hits: Int[np.ndarray, " L"]
     residual: Int[np.ndarray, " L"]
     times: Times
@@ -48,6 +51,7 @@ class Hybrid:
         policy: decides the moves.
         prior: activation frequencies [L, F], or None.
         slots_per_layer: C.
+        slot_format: of the slot arrays, "packed" or "float32".
         max_moves: the most records of one transfer.
         implementation: of the device kernels; see ``pallas_kernels``.
     """
@@ -62,6 +66,7 @@ class Hybrid:
         policy: Policy,
         prior: Float[np.ndarray, "L F"] | None,
         slots_per_layer: int,
+        slot_format: str,
         max_moves: int,
         implementation: str,
     ) -> None:
@@ -71,9 +76,13 @@ class Hybrid:
         num_layers, num_neurons = config.num_layers, config.num_neurons
         shape = share_slots(policy, slots_per_layer * num_layers, num_layers, num_neurons, prior)
         self.table = SlotTable(num_layers, num_neurons, shape.capacity)
-        slots = [empty_slots(int(capacity), store.layout) for capacity in shape.capacity]
-        self.migrator = Migrator(store, self.table, slots, max_moves=max_moves)
-        self.prefill = Prefill(store, dense, thresholds=thresholds)
+        sizes = zip(shape.capacity.tolist(), store.layouts, strict=True)
+        slots = [empty_slots(capacity, layout, slot_format) for capacity, layout in sizes]
+        self._scales = [None if table is None else jax.device_put(table) for table in store.scales]
+        self.migrator = Migrator(
+            store, self.table, slots, scales=self._scales, slot_format=slot_format, max_moves=max_moves
+        )
+        self.prefill = Prefill(store, dense, thresholds=thresholds, scales=self._scales)
         self.state: Any = policy.init(shape, prior)
         self._resident = resident_program(config.activation, implementation)
         self._shares_cores = isinstance(dense, HostDense)
@@ -82,6 +91,7 @@ class Hybrid:
         self._fired = np.empty((dense.batch, num_neurons), np.uint8)
         self._outside: list[Int[np.ndarray, " n"]] = [np.empty(0, np.int32)] * num_layers
         self._valid: list[Bool[np.ndarray, " C"]] = [np.empty(0, bool)] * num_layers
+        self._slot_biases: list[Any] = [None] * num_layers  # on the device, [C, R-1] each where there are any
         for layer, resident in enumerate(initial_residents(policy, shape, prior)):
             self.migrator.fill(layer, np.flatnonzero(resident).astype(np.int32))
             self._refresh(layer)
@@ -89,63 +99,74 @@ class Hybrid:
         self._warm_up()
 
     def step(
-        self, ids: Int[np.ndarray, " B"], start: Int[np.ndarray, " B"]
-    ) -> tuple[Float[np.ndarray, "B V"], StepCounts]:
-        """Decode one token of each sequence.
+        self, ids: Int[np.ndarray, " n"], start: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"]
+    ) -> tuple[Float[np.ndarray, "n V"], StepCounts]:
+        """Decode one token of each of n sequences, 1 to B.
 
         Args:
-            ids: the tokens, int32 [B].
-            start: their positions, int32 [B].
+            ids: the tokens, int32 [n].
+            start: their positions, int32 [n].
+            rows: each sequence's row of the cache, int32 [n], none twice.
 
         Returns:
-            The logits after them [B, V], and what was computed where.
+            The logits after them [n, V], overwritten by the next call, and what was computed where.
         """
-        logits, masks, active, gpu_ms, cpu_ms = self._forward(ids, start)
-        residual = active.sum(axis=1)
-        self._add_hits(masks, active)
+        logits, masks, users, gpu_ms, cpu_ms = self._forward(ids, start, rows)
+        residual = np.count_nonzero(users, axis=1)
+        self._add_hits(masks, users)
         moves = self.migrator.take_counts()
         times = Times(gpu_ms, moves.io_ms, cpu_ms)
-        self._plan_moves(active, times)
+        active = users > 0
+        share = None if len(ids) == 1 else (users / np.float32(len(ids)))
+        self._plan_moves(active if share is None else share, times)
         hits = active.sum(axis=1) - residual
-        return logits, StepCounts(active=active, hits=hits, residual=residual, times=times, moves=moves)
+        return logits, StepCounts(
+            active=active, share=share, hits=hits, residual=residual, times=times, moves=moves
+        )
 
     def _forward(
-        self, ids: Int[np.ndarray, " B"], start: Int[np.ndarray, " B"]
-    ) -> tuple[Float[np.ndarray, "B V"], list[Any], Bool[np.ndarray, "L F"], float, float]:
-        """Run all layers: logits, the residents' masks, what the host found active, device and host ms."""
+        self, ids: Int[np.ndarray, " n"], start: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"]
+    ) -> tuple[Float[np.ndarray, "n V"], list[Any], UInt8[np.ndarray, "L F"], float, float]:
+        """Run all layers: logits, the residents' masks, for how many the host found each neuron active, ms of both."""
         config = self.config
-        x: Any = self.dense.embed(ids[:, None])[:, 0]
-        y_device: Any = self._zero
-        y_host = self._zero
+        x: Any = self.dense.embed(ids[:, None], start)[:, 0]
+        zero = self._zero[: len(ids)]
+        y_device: Any = zero
+        y_host = zero
         masks: list[Any] = []
-        active = np.zeros((config.num_layers, config.num_neurons), bool)
+        users = np.zeros((config.num_layers, config.num_neurons), np.uint8)
         gpu_ms = cpu_ms = 0.0
         for layer in range(config.num_layers):
             if self.migrator.commit_arrived(layer):
                 self._refresh(layer)
             begin = perf_counter()
-            x, h = self.dense.front(layer, x, y_device, y_host, start)
+            x, h = self.dense.front(layer, x, y_device, y_host, start, rows)
             y_device, mask = self._launch_residents(layer, h)
             h_host = np.asarray(h)
             ready = perf_counter()
-            y_host = self._residual(layer, h_host, active[layer])
+            y_host = self._residual(layer, h_host, users[layer])
             done = perf_counter()
             masks.append(mask)
             cpu_ms += (done - ready) * 1e3
             gpu_ms += (ready - begin) * 1e3 + self._overlapped_ms(layer, mask, (done - ready) * 1e3)
-        return self.dense.logits(x, y_device, y_host), masks, active, gpu_ms, cpu_ms
+        return self.dense.logits(x, y_device, y_host), masks, users, gpu_ms, cpu_ms
 
     def _warm_up(self) -> None:
         """Compile what a request runs, so that none of it counts as a request's time."""
-        self.prefill_logits(np.zeros(1, np.int32), 0)
-        nothing = np.zeros(self.dense.batch, np.int32)
-        self._forward(nothing, nothing)  # writes position 0 of the cache, which a prompt writes anew
+        self.prefill_logits(np.zeros(1, np.int32), 0, 0)
+        for n in range(1, self.dense.batch + 1):  # writes position 0 of the cache, which a prompt writes anew
+            nothing = np.zeros(n, np.int32)
+            self._forward(nothing, nothing, np.arange(n, dtype=np.int32))
         self.migrator.warm_up()
 
-    def prefill_logits(self, ids: Int[np.ndarray, " T"], start: int) -> Float[np.ndarray, " V"]:
-        """Run a prompt's tokens from position ``start`` and return the logits after the last one."""
-        x = np.asarray(self.prefill(ids, start))
-        return self.dense.logits(x, self._zero, self._zero)[0]
+    def prefill_logits(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[np.ndarray, " V"]:
+        """Run a prompt's tokens from position ``start`` of a row and return the logits after the last one."""
+        x, zero = np.asarray(self.prefill(ids, start, row)), self._zero[:1]
+        return self.dense.logits(x, zero, zero)[0]
+
+    def copy_row(self, source: int, target: int, end: int) -> None:
+        """Copy the first ``end`` positions of one row of the cache to another."""
+        self.dense.copy_row(source, target, end)
 
     @property
     def num_resident(self) -> int:
@@ -165,28 +186,33 @@ class Hybrid:
     def _launch_residents(self, layer: int, h: Any) -> tuple[Any, Any]:
         """Dispatch the residents' part; it runs while the host computes the residual."""
         if not self._valid[layer].any():
-            return self._zero, None
+            return self._zero[: len(h)], None
         limit = np.float32(self.thresholds[layer])
-        return self._resident(self.migrator.slots[layer], self._valid[layer], limit, h)
+        slots, scales, biases = self.migrator.slots[layer], self._scales[layer], self._slot_biases[layer]
+        return self._resident(slots, scales, biases, self._valid[layer], limit, h)
 
     def _residual(
-        self, layer: int, h: Float[np.ndarray, "B D"], active: Bool[np.ndarray, " F"]
-    ) -> Float[np.ndarray, "B D"]:
-        """Compute the neurons outside the slots and mark the active ones.
+        self, layer: int, h: Float[np.ndarray, "n D"], users: UInt8[np.ndarray, " F"]
+    ) -> Float[np.ndarray, "n D"]:
+        """Compute the neurons outside the slots, count their users, and add the bias that no neuron owns.
 
         Two buffers take turns: the device has read the one before when it hands out this layer's input.
         """
-        y, outside = self._y_host[layer % 2], self._outside[layer]
-        fired = self._fired[:, : len(outside)]
+        y, outside = self._y_host[layer % 2][: len(h)], self._outside[layer]
+        fired = self._fired[: len(h), : len(outside)]
         records, limit = self.store.layers[layer], float(self.thresholds[layer])
+        biases = None if self.store.biases is None else self.store.biases[layer]
         # On a CPU device XLA's threads work on the residents at the same time: leave them a core. With 384 of 1536
         # neurons resident a token took 30 ms so, and 36 ms with all cores.
         shared = self._shares_cores and self._valid[layer].any()
         residual_ffn(
-            h, records, None, outside, len(outside), self.rule, limit, y, fired,
-            layout=self.store.layout, num_threads=max(1, thread_count() - 1) if shared else None,
+            h, records, biases, outside, len(outside), self.rule, limit, y, fired,
+            layout=self.store.layouts[layer], scales=self.store.scales[layer],
+            num_threads=max(1, thread_count() - 1) if shared else None,
         )  # fmt: skip
-        active[outside[fired.any(axis=0)]] = True
+        users[outside] = fired[0] if len(h) == 1 else fired.sum(axis=0, dtype=np.uint8)
+        if self.dense.down_biases is not None:
+            y += self.dense.down_biases[layer]
         return y
 
     def _overlapped_ms(self, layer: int, mask: Any, host_ms: float) -> float:
@@ -199,15 +225,16 @@ class Hybrid:
             return 0.0
         return min(self._resident_ms[layer], host_ms) if mask.is_ready() else host_ms
 
-    def _add_hits(self, masks: list[Any], active: Bool[np.ndarray, "L F"]) -> None:
+    def _add_hits(self, masks: list[Any], users: UInt8[np.ndarray, "L F"]) -> None:
         for layer, mask in enumerate(masks):
             if mask is not None:
-                slots = np.asarray(mask).any(axis=0)
+                counts = np.asarray(mask).sum(axis=0, dtype=np.uint8)
+                slots = np.flatnonzero(counts)
                 neurons = self.table.neuron_of[layer][slots]
-                active[layer, neurons] = True
+                users[layer, neurons] = counts[slots]
                 self.migrator.note_hits(layer, neurons)
 
-    def _plan_moves(self, active: Bool[np.ndarray, "L F"], times: Times) -> None:
+    def _plan_moves(self, active: Bool[np.ndarray, "L F"] | Float[np.ndarray, "L F"], times: Times) -> None:
         """Let the policy see the step and send off what it wants moved; nothing here waits.
 
         A layer's next FFN is about one step away: that is the window in which its transfers can hide.
@@ -222,7 +249,7 @@ class Hybrid:
                 cpu_ms_per_record=cpu_ms_per_record,
                 link_ms_per_record=self.migrator.ms_per_record,
                 window_ms=window_ms,
-                record_bytes=self.store.record_bytes,
+                record_bytes=self.store.record_bytes(layer),
             )
             held = self.table.held(layer)
             self.state, plan = self.policy.plan(self.state, layer, active[layer], held, costs)
@@ -235,6 +262,9 @@ class Hybrid:
         """Renew what the step reads of the slot table."""
         self._outside[layer] = np.flatnonzero(~self.table.resident(layer)).astype(np.int32)
         self._valid[layer] = self.table.occupied(layer)
+        if self.store.biases is not None:
+            # A fresh array, by the neurons' places; what an empty slot gets is masked.
+            self._slot_biases[layer] = jax.device_put(self.store.biases[layer][self.table.neuron_of[layer]])
 
     def _time_residents(self) -> Float[np.ndarray, " L"]:
         """Return the median time of each layer's device part alone, in ms, after compiling it.
@@ -252,7 +282,12 @@ class Hybrid:
         for _ in range(4):
             begin = perf_counter()
             y, _ = self._resident(
-                self.migrator.slots[layer], every, np.float32(self.thresholds[layer]), self._zero
+                self.migrator.slots[layer],
+                self._scales[layer],
+                self._slot_biases[layer],
+                every,
+                np.float32(self.thresholds[layer]),
+                self._zero[:1],
             )
             y.block_until_ready()
             times.append((perf_counter() - begin) * 1e3)

@@ -6,12 +6,12 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, UInt8
 
 from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.hybrid import Hybrid
 from kairox_jax.engine.jitted_step import LayerResult, layer_program
-from kairox_jax.engine.programs import attend_length
+from kairox_jax.engine.programs import attend_length, some_rows
 from kairox_jax.host import Rule
 from kairox_jax.host.callback import HostNeurons, host_ffn
 
@@ -33,6 +33,7 @@ class JittedHybrid(Hybrid):
         self, store: Any, dense: DeviceDense, *, host_callback: str, platform: str, **settings: Any
     ) -> None:
         thresholds, config = settings["thresholds"], settings["config"]
+        self._device_dense = dense
         self._neurons = HostNeurons(store=store, rule=Rule.of(config.activation), thresholds=thresholds)
         self._host = host_ffn(self._neurons, host_callback, platform=platform)
         self._second_stream = platform in ("cuda", "gpu") and settings["implementation"] == "xla"
@@ -45,13 +46,13 @@ class JittedHybrid(Hybrid):
         self._host_ms_per_record = self._time_host()
 
     def _forward(
-        self, ids: Int[np.ndarray, " B"], start: Int[np.ndarray, " B"]
-    ) -> tuple[Float[np.ndarray, "B V"], list[Any], Bool[np.ndarray, "L F"], float, float]:
-        """Run all layers: logits, the residents' masks, what the host found active, device and host ms."""
-        config, dense = self.config, self.dense
-        assert isinstance(dense, DeviceDense)
+        self, ids: Int[np.ndarray, " n"], start: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"]
+    ) -> tuple[Float[np.ndarray, "n V"], list[Any], UInt8[np.ndarray, "L F"], float, float]:
+        """Run all layers: logits, the residents' masks, for how many the host found each neuron active, ms of both."""
+        config, dense = self.config, self._device_dense
         attend = attend_length(int(start.max()) + 1, dense.length)
-        x: Any = dense.embed(ids[:, None])[:, 0]
+        chosen = some_rows(rows, dense.batch)
+        x: Any = dense.embed(ids[:, None], start)[:, 0]
         masks: list[Any] = []
         fired: list[Any] = []
         outside: list[Int[np.ndarray, " n"]] = []
@@ -59,31 +60,35 @@ class JittedHybrid(Hybrid):
         for layer in range(config.num_layers):
             if self.migrator.commit_arrived(layer):
                 self._refresh(layer)
-            result = self._run_layer(layer, x, start, attend)
+            result = self._run_layer(layer, x, start, chosen, attend)
             x, dense.caches[layer] = result.x, result.cache
             masks.append(result.hits)
             fired.append(result.fired)
             outside.append(self._outside[layer])  # a later commit changes who is outside
-        logits = dense.logits(x, self._zero, self._zero)
+        zero = self._zero[: len(ids)]
+        logits = dense.logits(x, zero, zero)
         gpu_ms = (perf_counter() - begin) * 1e3
-        active = np.zeros((config.num_layers, config.num_neurons), bool)
+        users = np.zeros((config.num_layers, config.num_neurons), np.uint8)
         for layer, (mask, neurons) in enumerate(zip(fired, outside, strict=True)):
-            active[layer, neurons[np.asarray(mask)[:, : len(neurons)].any(axis=0)]] = True
-        return logits, masks, active, gpu_ms, self._host_ms_per_record * sum(map(len, outside))
+            users[layer, neurons] = np.asarray(mask)[:, : len(neurons)].sum(axis=0, dtype=np.uint8)
+        return logits, masks, users, gpu_ms, self._host_ms_per_record * sum(map(len, outside))
 
-    def _run_layer(self, layer: int, x: Any, start: Int[np.ndarray, " B"], attend: int) -> LayerResult:
-        dense = self.dense
-        assert isinstance(dense, DeviceDense)
+    def _run_layer(
+        self, layer: int, x: Any, start: Int[np.ndarray, " n"], rows: Any, attend: int
+    ) -> LayerResult:
+        dense = self._device_dense
         if self._program is None:
             self._program = layer_program(
                 dense._front, self._resident, self._host, second_stream=self._second_stream
             )
         residents = None
         if self._valid[layer].any():
-            residents = (self.migrator.slots[layer], self._valid[layer], np.float32(self.thresholds[layer]))
-        weights = (dense.attention[layer], dense.ffn_norms[layer])
+            slots, scales, biases = self.migrator.slots[layer], self._scales[layer], self._slot_biases[layer]
+            residents = (slots, scales, biases, self._valid[layer], np.float32(self.thresholds[layer]))
+        down_bias = None if dense.down_biases is None else dense.down_biases[layer]
+        weights = (dense.attention[layer], dense.ffn_norms[layer], down_bias)
         return self._program(
-            weights, x, start, dense.caches[layer], residents, self._padded[layer],
+            weights, x, start, rows, dense.caches[layer], residents, self._padded[layer],
             np.int32(len(self._outside[layer])), np.int32(layer), attend,
         )  # fmt: skip
 

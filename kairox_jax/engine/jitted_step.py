@@ -78,7 +78,7 @@ def layer_program(
     *,
     second_stream: bool,
 ) -> Callable[..., LayerResult]:
-    """Compile ``(weights, x [B,D], start [B], cache, residents, ids [K], n [], layer [], attend) -> LayerResult``.
+    """Compile ``(weights, x [B,D], start [B], rows, cache, residents, ids, n [], layer [], attend) -> LayerResult``.
 
     Args:
         front: ``programs.front_program``: merges, attends, normalises.
@@ -87,8 +87,9 @@ def layer_program(
         second_stream: run the residents on a second stream (CUDA, plain-XLA kernels).
 
     Returns:
-        The program. ``weights`` are the front's leaves and norm; ``residents`` the resident program's arguments
-        before h, or None where no slot is valid; the first n of ``ids`` are evaluated on the host.
+        The program. ``weights`` are the front's leaves and norm, and the down bias [D] or None; ``rows`` as for
+        the front; ``residents`` the resident program's arguments before h, or None where no slot is valid; the
+        first n of ``ids`` [K] are evaluated on the host.
     """
 
     def joined(*residents: Any) -> Array:
@@ -99,9 +100,10 @@ def layer_program(
     aside = beside(joined) if second_stream else joined
 
     def run(
-        weights: tuple[Any, Any],
+        weights: tuple[Any, Any, Array | None],
         x: Array,
         start: Array,
+        rows: Array | None,
         cache: KVCache,
         residents: tuple[Any, ...] | None,
         ids: Array,
@@ -109,14 +111,16 @@ def layer_program(
         layer: Array,
         attend: int,
     ) -> LayerResult:
-        leaves, norm = weights
+        leaves, norm, down_bias = weights
         nothing = jnp.zeros_like(x)
-        x, h, cache = front(leaves, norm, x, nothing, nothing, start, cache, attend)
+        x, h, cache = front(leaves, norm, x, nothing, nothing, start, rows, cache, attend)
         y_device, hits = nothing, None
         if residents is not None:
             both = aside(*residents, h)
             y_device, hits = both[:, : x.shape[1]], both[:, x.shape[1] :] != 0
         y_host, fired = host(h, ids, n, layer)
+        if down_bias is not None:
+            y_host = y_host + down_bias[None]
         return LayerResult(x + y_device + y_host, cache, hits, fired)
 
     # Without it XLA waits for the residents before it calls the host.

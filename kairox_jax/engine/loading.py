@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,21 +15,11 @@ from kairox_jax.config import ModelConfig, PlacementConfig
 from kairox_jax.engine.prefill import CHUNKS
 from kairox_jax.engine.programs import cache_length
 from kairox_jax.models import check_mode
-from kairox_jax.placement import BudgetPlan, Needs, plan_budget, slot_bytes
+from kairox_jax.placement import BudgetPlan, Needs, plan_budget, resolve_slot_format, slot_bytes
 from kairox_jax.placement.planner import FLOAT_BYTES, REMEDY
-from kairox_jax.quant import RecordLayout
+from kairox_jax.quant import RecordLayout, scales_bytes
 
 DEFAULT_CONTEXT = 2048
-# What the engine's programs and kernels assume; the Flax model covers more.
-SUPPORTED = {
-    "norm": "rmsnorm",
-    "positions": "rotary",
-    "parallel_block": False,
-    "gated": True,
-    "qkv_bias": False,
-    "out_bias": False,
-    "ffn_bias": False,
-}
 # What a CUDA context and XLA's runtime keep of a card's memory before the first array.
 RUNTIME_BYTES = 450_000_000
 STREAMED_LAYERS = 2  # the prefill holds one layer's records and receives the next
@@ -50,20 +41,6 @@ class DeviceFacts(Protocol):
     def memory_stats(self) -> dict[str, int] | None:
         """Return bytes by name, or None where the device does not tell."""
         ...
-
-
-def check_supported(config: ModelConfig) -> None:
-    """Raise ``ValueError`` for a model that the engine's decode step does not cover yet."""
-    found = [
-        f"{name} {getattr(config, name)}" for name, want in SUPPORTED.items() if getattr(config, name) != want
-    ]
-    if config.sliding_window is not None and config.sliding_window < config.context_length:
-        found.append(f"sliding_window {config.sliding_window}")
-    if found:
-        raise ValueError(
-            f"{config.family} models with {', '.join(found)} are not supported by the engine yet: "
-            "use the Flax model, kairox_jax.load_model(...)"
-        )
 
 
 def resolve_context(config: ModelConfig, context_length: int | None) -> int:
@@ -126,28 +103,48 @@ def build_policy(placement: PlacementConfig, *, has_prior: bool) -> Policy:
 
 
 def dense_weight_count(config: ModelConfig) -> int:
-    """Return the number of weights outside the neurons."""
-    heads = config.num_heads + 2 * config.num_kv_heads
-    attention = config.d_model * config.head_dim * (heads + config.num_heads)
-    tables = (1 if config.tie_embeddings else 2) * config.vocab_size * config.d_model
-    return tables + config.num_layers * (attention + 2 * config.d_model) + config.d_model
+    """Return the number of weights outside the neurons; the neurons' own biases count as theirs."""
+    dim, out = config.d_model, config.num_heads * config.head_dim
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    norm = (2 if config.norm == "layernorm" else 1) * dim
+    biases = qkv * config.qkv_bias + dim * config.out_bias + dim * config.ffn_bias
+    tables = (1 if config.tie_embeddings else 2) * config.vocab_size * dim
+    if config.positions == "learned":
+        tables += config.context_length * dim
+    return tables + config.num_layers * ((qkv + out) * dim + 2 * norm + biases) + norm
 
 
 def estimate_needs(
-    config: ModelConfig, layout: RecordLayout, *, context_length: int, max_moves: int, on_accelerator: bool
+    config: ModelConfig,
+    layouts: Sequence[RecordLayout],
+    *,
+    slot_format: str,
+    context_length: int,
+    parallel: int,
+    max_moves: int,
+    on_accelerator: bool,
 ) -> Needs:
-    """Return the bytes of everything but slots, from sizes alone (no weight is read)."""
+    """Return the bytes of everything but slots, from sizes alone (no weight is read).
+
+    A slot counts as the mean over layers, which may keep other formats.
+    """
     length, chunk = cache_length(context_length), CHUNKS[-1]
     positions = config.num_layers * length * config.num_kv_heads * config.head_dim
-    # Packed records of two layers, and one of them unpacked.
-    streamed = config.num_neurons * (STREAMED_LAYERS * layout.record_bytes + slot_bytes(layout))
+    record_bytes = max(layout.record_bytes for layout in layouts)
+    # Packed records of two layers, and one of them unpacked; the prefill's biases stay, of all layers.
+    unpacked = max(slot_bytes(layout, "float32") for layout in layouts)
+    streamed = config.num_neurons * (STREAMED_LAYERS * record_bytes + unpacked)
+    bias_bytes = (len(layouts[0].formats) - 1) * FLOAT_BYTES * config.ffn_bias
+    streamed += config.num_layers * config.num_neurons * bias_bytes
     wide = max(3 * config.num_neurons, 4 * config.d_model, config.num_heads * length)
+    tables = sum(scales_bytes(layout.formats[-1], config.d_model, config.num_neurons) for layout in layouts)
     return Needs(
-        dense_bytes=dense_weight_count(config) * FLOAT_BYTES,
-        cache_bytes=2 * positions * FLOAT_BYTES,
-        workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * layout.record_bytes,
+        dense_bytes=dense_weight_count(config) * FLOAT_BYTES + tables,
+        cache_bytes=2 * parallel * positions * FLOAT_BYTES,
+        workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * record_bytes,
         runtime_bytes=RUNTIME_BYTES if on_accelerator else 0,
-        slot_bytes=slot_bytes(layout),
+        slot_bytes=-(-sum(slot_bytes(layout, slot_format) for layout in layouts) // len(layouts))
+        + bias_bytes,
     )
 
 
@@ -174,11 +171,12 @@ def _known_free_bytes(device: DeviceFacts, placement: PlacementConfig) -> int | 
 
 def make_plan(
     config: ModelConfig,
-    layout: RecordLayout,
+    layouts: Sequence[RecordLayout],
     *,
     mode: str,
     placement: PlacementConfig,
     context_length: int,
+    parallel: int = 1,
     device: DeviceFacts,
 ) -> BudgetPlan:
     """Plan the device's memory; see ``plan_budget`` for the errors."""
@@ -192,8 +190,10 @@ def make_plan(
         placement = replace(placement, gpu_cache_neurons=config.num_neurons)
     needs = estimate_needs(
         config,
-        layout,
+        layouts,
+        slot_format=resolve_slot_format(placement.slot_format, device.platform),
         context_length=context_length,
+        parallel=parallel,
         max_moves=placement.max_moves,
         on_accelerator=device.platform != "cpu",
     )

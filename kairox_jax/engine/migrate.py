@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,6 +14,7 @@ from jaxtyping import Array, Int, UInt8
 
 from kairox_jax.balancing import Plan
 from kairox_jax.placement import NeuronStore, SlotArrays, SlotTable, commit_records
+from kairox_jax.quant import SharedScales
 
 SHORT_BUFFERS = (8, 32)  # rows; longer ones have room for max_moves
 MAX_IN_FLIGHT = 2  # transfers of one layer; a third would only arrive later
@@ -49,13 +51,23 @@ class Migrator:
         store: the host's records.
         table: who holds which slot; shared with the caller.
         slots: one entry of slot arrays a layer; replaced in place at each commit.
+        scales: the store's tables, on the device.
+        slot_format: of the slot arrays, "packed" or "float32".
         max_moves: the most records of one transfer.
     """
 
     def __init__(
-        self, store: NeuronStore, table: SlotTable, slots: list[SlotArrays], *, max_moves: int
+        self,
+        store: NeuronStore,
+        table: SlotTable,
+        slots: list[SlotArrays],
+        *,
+        scales: Sequence[SharedScales | None],
+        slot_format: str,
+        max_moves: int,
     ) -> None:
         self.store, self.table, self.slots, self.max_moves = store, table, slots, max_moves
+        self.scales, self.slot_format = scales, slot_format
         self.counts = MoveCounts()
         self.ms_per_record = 0.0  # of the link, slowly forgetting; 0 until a transfer has arrived
         self._lengths = sorted({min(length, max_moves) for length in (*SHORT_BUFFERS, max_moves)})
@@ -65,12 +77,13 @@ class Migrator:
 
     def warm_up(self) -> None:
         """Compile the commit of each buffer length, with rows that are all dropped."""
-        first = {int(capacity): layer for layer, capacity in reversed(list(enumerate(self.table.capacity)))}
-        for capacity, layer in first.items():
+        kinds = zip(self.table.capacity.tolist(), self.store.layouts, strict=True)
+        first = {kind: layer for layer, kind in reversed(list(enumerate(kinds)))}
+        for (capacity, _), layer in first.items():
             for length in self._lengths if capacity else ():
                 records = jax.device_put(self.store.gather(layer, np.zeros(length, np.int32)))
                 at = np.full(length, capacity, np.int32)
-                self.slots[layer] = commit_records(self.slots[layer], records, at, layout=self.store.layout)
+                self._commit(layer, records, at, np.zeros(length, np.int32))
 
     def room(self, layer: int) -> int:
         """Return how many records a plan for this layer may load now."""
@@ -113,11 +126,11 @@ class Migrator:
             kept = self.table.commit(layer, arrival.neurons, arrival.slots)
             at = np.full(records.shape[0], self.table.capacity[layer], np.int32)
             at[: len(kept)] = np.where(kept, arrival.slots, self.table.capacity[layer])
-            self.slots[layer] = commit_records(self.slots[layer], records, at, layout=self.store.layout)
+            self._commit(layer, records, at, arrival.neurons)
             self._unused[layer, arrival.neurons[kept]] = True
             self.counts.promotions += len(kept)
             self.counts.wasted_promotions += int(np.count_nonzero(~kept))
-            self.counts.link_bytes += len(kept) * self.store.record_bytes
+            self.counts.link_bytes += len(kept) * self.store.record_bytes(layer)
             self.counts.io_ms += io_ms
             self.ms_per_record += 0.1 * (io_ms / len(kept) - self.ms_per_record)
             changed = True
@@ -133,7 +146,7 @@ class Migrator:
             return
         reserved = self.table.reserve(layer, neurons)
         records = jax.device_put(self.store.gather(layer, neurons))
-        self.slots[layer] = commit_records(self.slots[layer], records, reserved, layout=self.store.layout)
+        self._commit(layer, records, reserved, neurons)
         self.table.commit(layer, neurons, reserved)
 
     def take_counts(self) -> MoveCounts:
@@ -144,6 +157,26 @@ class Migrator:
     def close(self) -> None:
         """Stop the worker; transfers on the way are finished, none is begun."""
         self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def _commit(
+        self,
+        layer: int,
+        records: UInt8[Array, "M nbytes"],
+        at: Int[np.ndarray, " M"],
+        neurons: Int[np.ndarray, " n"],
+    ) -> None:
+        """Scatter records into the layer's slot arrays; the rows after ``neurons`` are padding."""
+        whose = np.zeros(len(at), np.int32)
+        whose[: len(neurons)] = neurons
+        self.slots[layer] = commit_records(
+            self.slots[layer],
+            records,
+            at,
+            whose,
+            self.scales[layer],
+            layout=self.store.layouts[layer],
+            slot_format=self.slot_format,
+        )
 
     def _send(self, layer: int, neurons: Int[np.ndarray, " n"]) -> tuple[UInt8[Array, "M nbytes"], float]:
         rows = next(length for length in self._lengths if length >= len(neurons))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, Int
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.engine.programs import Leaves, Rebuild, attend_length, prefill_program
-from kairox_jax.models import KVCache
+from kairox_jax.models import KVCache, Norm
 from kairox_jax.placement import NeuronStore
+from kairox_jax.quant import SharedScales
 
 CHUNKS = (16, 64, 256)  # padded lengths of a piece of prompt, so that three shapes compile
 
@@ -25,18 +26,19 @@ class DensePart(Protocol):
     length: int
     rebuild: Rebuild
     attention: list[Leaves]
-    ffn_norms: list[Array]
+    ffn_norms: list[Norm[Array]]
+    down_biases: list[np.ndarray] | None
 
-    def embed(self, ids: Int[np.ndarray, "B T"]) -> Any:
-        """Return the embedding of token ids."""
+    def embed(self, ids: Int[np.ndarray, "B T"], start: Int[np.ndarray, " B"]) -> Any:
+        """Return the residual stream before the first layer; ``start`` is the first token's position."""
         ...
 
-    def cache(self, layer: int) -> KVCache:
-        """Return a layer's cache, which the prefill donates."""
+    def cache(self, layer: int, row: int) -> tuple[KVCache, Int[np.ndarray, " 1"] | None]:
+        """Return a layer's cache, which the prefill donates, and where in it the sequence ``row`` is."""
         ...
 
-    def put_cache(self, layer: int, cache: KVCache, *, start: int, end: int) -> None:
-        """Take a layer's cache back, with positions ``start`` .. ``end - 1`` new."""
+    def put_cache(self, layer: int, cache: KVCache, row: int, *, start: int, end: int) -> None:
+        """Take a layer's cache back, with positions ``start`` .. ``end - 1`` of a sequence new."""
         ...
 
 
@@ -57,19 +59,31 @@ class Prefill:
         store: every neuron's record.
         dense: the dense part, whose cache is filled.
         thresholds: activation threshold of each layer, float32 [L].
+        scales: the store's tables, on the device.
     """
 
-    def __init__(self, store: NeuronStore, dense: DensePart, *, thresholds: Float[np.ndarray, " L"]) -> None:
-        self.store, self.dense, self.thresholds = store, dense, thresholds
-        config = dense.config
-        self._layer = prefill_program(dense.rebuild, config.norm_eps, config.activation, store.layout)
+    def __init__(
+        self,
+        store: NeuronStore,
+        dense: DensePart,
+        *,
+        thresholds: Float[np.ndarray, " L"],
+        scales: Sequence[SharedScales | None],
+    ) -> None:
+        self.store, self.dense, self.thresholds, self.scales = store, dense, thresholds, scales
+        self._layer = prefill_program(dense.rebuild, dense.config)
+        self._biases: list[tuple[Array, Array] | None] = [None] * dense.config.num_layers
+        if store.biases is not None and dense.down_biases is not None:
+            pairs = zip(store.biases, dense.down_biases, strict=True)
+            self._biases = [(jnp.asarray(up[:, -1]), jnp.asarray(down)) for up, down in pairs]
 
-    def __call__(self, ids: Int[np.ndarray, " T"], start: int) -> Float[Array, "1 D"]:
+    def __call__(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[Array, "1 D"]:
         """Run the tokens of one sequence.
 
         Args:
             ids: int32 [T], T at least 1.
             start: position of the first of them.
+            row: the sequence's row of the cache.
 
         Returns:
             The residual stream after the last layer at the last token [1, D].
@@ -78,30 +92,37 @@ class Prefill:
         for first, last, size in pieces(start, len(ids)):
             padded = np.zeros((1, size), np.int32)
             padded[0, : last - first] = ids[first - start : last - start]
-            x = self._run_piece(padded, first, last)
+            x = self._run_piece(padded, first, last, row)
             x_last = jax.lax.dynamic_index_in_dim(x, last - first - 1, axis=1, keepdims=False)
         assert x_last is not None
         return x_last
 
-    def _run_piece(self, ids: Int[np.ndarray, "1 T"], first: int, last: int) -> Float[Array, "1 T D"]:
+    def _run_piece(
+        self, ids: Int[np.ndarray, "1 T"], first: int, last: int, row: int
+    ) -> Float[Array, "1 T D"]:
         dense = self.dense
-        x = dense.embed(ids)
         start = np.array([first], np.int32)
+        x = dense.embed(ids, start)
         attend = attend_length(first + ids.shape[1], dense.length)
         records = jax.device_put(self.store.layers[0])
         for layer in range(dense.config.num_layers):
             ahead = layer + 1 < dense.config.num_layers
             following = jax.device_put(self.store.layers[layer + 1]) if ahead else None
+            cache, rows = dense.cache(layer, row)
             x, cache = self._layer(
                 dense.attention[layer],
                 dense.ffn_norms[layer],
                 records,
+                self.scales[layer],
+                self._biases[layer],
                 jnp.float32(self.thresholds[layer]),
                 x,
                 start,
-                dense.cache(layer),
+                rows,
+                cache,
                 attend,
+                self.store.layouts[layer],
             )
-            dense.put_cache(layer, cache, start=first, end=last)
+            dense.put_cache(layer, cache, row, start=first, end=last)
             records = following
         return x

@@ -7,15 +7,20 @@ dispatching a module through ``nnx.jit`` costs tens of milliseconds for a few hu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from kairox_jax.models import KVCache, neuron_values, rms_norm
-from kairox_jax.placement import SlotArrays, unpack_records
-from kairox_jax.quant import RecordLayout
+from kairox_jax.config import ModelConfig
+from kairox_jax.models import KVCache, Norm, neuron_values, normalise
+from kairox_jax.placement import SlotArrays, down_rows, unpack_records
+from kairox_jax.quant import RecordLayout, SharedScales
+from pallas_kernels import Rows
 from pallas_kernels.gather_down import gather_down
 from pallas_kernels.gather_gate_up import gather_gate_up
 
@@ -40,6 +45,17 @@ def cache_length(context_length: int) -> int:
     return -(-context_length // ATTEND_STEP) * ATTEND_STEP
 
 
+def some_rows(rows: Int[np.ndarray, " n"], batch: int) -> Int[np.ndarray, " n"] | None:
+    """Return None where ``rows`` are all of a cache's, in order: its arrays are then used as they are."""
+    return None if len(rows) == batch and (rows == np.arange(batch)).all() else rows
+
+
+@partial(jax.jit, donate_argnames="cache")
+def copy_cache_row(cache: KVCache, source: int, target: int) -> KVCache:
+    """Copy a row of a cache to another, in place: the passed cache is donated."""
+    return KVCache(*(array.at[target].set(array[source]) for array in cache))
+
+
 class Split(NamedTuple):
     """A module as arrays, and how to make a module of such arrays again."""
 
@@ -55,67 +71,107 @@ def split_module(module: nnx.Module) -> Split:
 
 
 def block_program(rebuild: Rebuild) -> Callable[..., tuple[Array, KVCache]]:
-    """Compile a whole layer: ``(leaves, x [B,T,D], start [B], cache, attend) -> x, cache``; donates the cache."""
+    """Compile a whole layer: ``(leaves, x [n,T,D], start [n], rows, cache, attend) -> x, cache``; donates the cache.
 
-    def run(leaves: Leaves, x: Array, start: Array, cache: KVCache, attend: int) -> tuple[Array, KVCache]:
-        return rebuild(leaves)(x, start, cache, attend=attend)
+    ``rows`` as for ``front_program``.
+    """
+
+    def run(
+        leaves: Leaves, x: Array, start: Array, rows: Array | None, cache: KVCache, attend: int
+    ) -> tuple[Array, KVCache]:
+        return _attend_rows(rebuild(leaves), x, start, rows, cache, attend)
 
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
 
 
-def front_program(rebuild: Rebuild, eps: float) -> Callable[..., tuple[Array, Array, KVCache]]:
+def _ffn_input(config: ModelConfig, norm: Norm[Array], before: Array, attended: Array) -> Array:
+    """Normalise the residual stream after attention, or before it where the two run in parallel."""
+    return normalise(before if config.parallel_block else attended, norm.scale, norm.bias, config.norm_eps)
+
+
+def _attend_rows(
+    module: Any, x: Array, start: Array, rows: Array | None, cache: KVCache, attend: int
+) -> tuple[Array, KVCache]:
+    """Attend with some rows of a cache: x [n,T,D], start and rows [n]; None for rows takes all, in order.
+
+    Of other rows' positions none is read; the new ones are scattered back, padding past the end is dropped.
+    """
+    if rows is None:
+        return module(x, start, cache, attend=attend)
+    chosen = KVCache(cache.k[rows, :, :attend], cache.v[rows, :, :attend])
+    y, chosen = module(x, start, chosen, attend=attend)
+    at = start[:, None] + jnp.arange(x.shape[1])[None, :]
+
+    def put(old: Array, new: Array) -> Array:
+        values = jnp.take_along_axis(new, at[:, None, :, None], axis=2, mode="clip").transpose(0, 2, 1, 3)
+        return old.at[rows[:, None], :, at].set(values, mode="drop", unique_indices=True)
+
+    return y, KVCache(put(cache.k, chosen.k), put(cache.v, chosen.v))
+
+
+def front_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tuple[Array, Array, KVCache]]:
     """Compile what comes before an FFN in a decode step.
 
-    ``(leaves, ffn_norm [D], x [B,D], y_device [B,D], y_host [B,D], start [B], cache, attend)`` merges the FFN of the
-    layer before, attends, and gives the residual stream [B,D], the FFN's input h [B,D] and the cache (donated).
+    ``(leaves, ffn_norm, x [n,D], y_device [n,D], y_host [n,D], start [n], rows [n] or None, cache, attend)`` merges
+    the FFN of the layer before, attends, and gives the residual stream [n,D], the FFN's input h [n,D] and the cache
+    (donated). ``rows`` says which of the cache's sequences these are; None: all of them, in order.
     """
 
     def run(
         leaves: Leaves,
-        ffn_norm: Array,
+        ffn_norm: Norm[Array],
         x: Array,
         y_device: Array,
         y_host: Array,
         start: Array,
+        rows: Array | None,
         cache: KVCache,
         attend: int,
     ) -> tuple[Array, Array, KVCache]:
-        x = (x + y_device + y_host)[:, None]
-        y, cache = rebuild(leaves)(x, start, cache, attend=attend)
-        x = (x + y)[:, 0]
-        return x, rms_norm(x, ffn_norm, eps), cache
+        x = x + y_device + y_host
+        y, cache = _attend_rows(rebuild(leaves), x[:, None], start, rows, cache, attend)
+        attended = x + y[:, 0]
+        h = _ffn_input(config, ffn_norm, x, attended)
+        return attended, h, cache
 
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
 
 
-def prefill_program(
-    rebuild: Rebuild, eps: float, activation: str, layout: RecordLayout
-) -> Callable[..., tuple[Array, KVCache]]:
+def prefill_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tuple[Array, KVCache]]:
     """Compile a layer over many tokens with the FFN read from its neuron records.
 
-    ``(leaves, ffn_norm [D], records [F,bytes], threshold [], x [B,T,D], start [B], cache, attend) -> x, cache``.
-    Every neuron is computed and the inactive ones are dropped: the same function as ``exact``. The records are an
-    argument, so that they are streamed to a device that cannot hold them, one layer ahead of the computation.
+    ``(leaves, ffn_norm, records [F,bytes], scales, biases, threshold [], x [n,T,D], start [n], rows, cache, attend,
+    layout) -> x, cache``: ``scales`` is the layer's table of shared scales or None, ``biases`` are up [F] and down
+    [D] or None, ``rows`` is as for ``front_program``. Every neuron is computed and the inactive ones are dropped:
+    the same function as ``exact``. The records are an argument, so that they are streamed to a device that cannot
+    hold them, one layer ahead of the computation.
     """
 
     def run(
         leaves: Leaves,
-        ffn_norm: Array,
+        ffn_norm: Norm[Array],
         records: Array,
+        scales: SharedScales | None,
+        biases: tuple[Array, Array] | None,
         threshold: Array,
         x: Array,
         start: Array,
+        rows: Array | None,
         cache: KVCache,
         attend: int,
+        layout: RecordLayout,
     ) -> tuple[Array, KVCache]:
-        y, cache = rebuild(leaves)(x, start, cache, attend=attend)
-        x = x + y
-        h = rms_norm(x, ffn_norm, eps)
-        gate, up, down = unpack_records(records, layout)
-        z, _ = neuron_values(h @ gate.T, h @ up.T, activation, threshold)
-        return x + z @ down, cache
+        y, cache = _attend_rows(rebuild(leaves), x, start, rows, cache, attend)
+        attended = x + y
+        h = _ffn_input(config, ffn_norm, x, attended)
+        *gate, up, down = unpack_records(records, layout, scales)
+        gate_product, up_product = h @ gate[0].T if gate else None, h @ up.T
+        if biases is not None:
+            up_product, attended = up_product + biases[0][None, None, :], attended + biases[1][None, None, :]
+        z, _ = neuron_values(gate_product, up_product, config.activation, threshold)
+        return attended + z @ down, cache
 
-    return jax.jit(run, static_argnames="attend", donate_argnames="cache")
+    return jax.jit(run, static_argnames=("attend", "layout"), donate_argnames="cache")
 
 
 def resident_program(
@@ -123,12 +179,22 @@ def resident_program(
 ) -> Callable[..., tuple[Float[Array, "B D"], Bool[Array, "B C"]]]:
     """Compile the residents' share of an FFN.
 
-    ``(slots, valid [C], threshold [], h [B,D]) -> y [B,D], active [B,C]``: which slots' neurons were active.
-    ``platform`` is what it is compiled for; None means JAX's default backend.
+    ``(slots, scales, biases [C,R-1] or None, valid [C], threshold [], h [B,D]) -> y [B,D], active [B,C]``: which
+    slots' neurons were active; ``scales`` is the layer's table of shared scales, or None. ``platform`` is what it is
+    compiled for; None means JAX's default backend.
     """
 
-    def run(slots: SlotArrays, valid: Array, threshold: Array, h: Array) -> tuple[Array, Array]:
-        gate, up, down = slots
+    def run(
+        slots: SlotArrays,
+        scales: SharedScales | None,
+        biases: Array | None,
+        valid: Array,
+        threshold: Array,
+        h: Array,
+    ) -> tuple[Array, Array]:
+        *gates, up = cast(tuple[Rows, ...], slots[:-1])
+        gate, down = gates[0] if gates else None, down_rows(slots, scales)
+        by_row = None if biases is None else (biases[:, 0] if gates else None, biases[:, -1])
         limit = threshold if activation in ("silu", "fatrelu") else None
         values = gather_gate_up(
             h,
@@ -137,6 +203,7 @@ def resident_program(
             None,
             None,
             valid=valid,
+            biases=by_row,
             rule=activation,
             threshold=limit,
             implementation=implementation,
@@ -152,20 +219,27 @@ def resident_program(
             platform=platform,
             deterministic=True,
         )
-        return y, values != 0
+        return y[:, : h.shape[1]], values != 0  # shared scales pad D to whole blocks
 
     return jax.jit(run)
 
 
-def embed_program() -> Callable[[Float[Array, "V D"], Int[Array, "B T"]], Float[Array, "B T D"]]:
-    """Compile the embedding of token ids."""
-    return jax.jit(lambda table, ids: table[ids])
+def embed_program() -> Callable[..., Float[Array, "B T D"]]:
+    """Compile ``(table [V,D], positions [P,D] or None, ids [B,T], start [B]) -> x [B,T,D]``."""
+
+    def run(table: Array, positions: Array | None, ids: Array, start: Array) -> Array:
+        if positions is None:
+            return table[ids]
+        at = start[:, None] + jnp.arange(ids.shape[1])[None, :]
+        return table[ids] + positions.at[at].get(mode="clip")  # padding of a prompt's last piece lies beyond
+
+    return jax.jit(run)
 
 
 def logits_program(eps: float) -> Callable[..., Float[Array, "B V"]]:
-    """Compile ``(out_norm [D], table [V,D], x [B,D]) -> logits [B,V]``."""
+    """Compile ``(out_norm, table [V,D], x [B,D]) -> logits [B,V]``."""
 
-    def run(out_norm: Array, table: Array, x: Array) -> Array:
-        return rms_norm(x, out_norm, eps) @ table.T
+    def run(out_norm: Norm[Array], table: Array, x: Array) -> Array:
+        return normalise(x, out_norm.scale, out_norm.bias, eps) @ table.T
 
     return jax.jit(run)

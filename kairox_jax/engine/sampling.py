@@ -6,6 +6,8 @@ only reshapes what they kept, so a high temperature cannot let the unlikely tail
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from kairox_jax.config import GenerationConfig
@@ -57,6 +59,30 @@ def sample(logits: np.ndarray, config: GenerationConfig, rng: np.random.Generato
     # 53 random bits in [0, 1). The best token weighs 1, so uniform * mass[-1] stays below mass[-1].
     uniform = (int(rng.bit_generator.random_raw()) >> 11) * 2.0**-53
     return int(ids[np.searchsorted(mass, uniform * mass[-1], side="right")])
+
+
+def adjust(logits: np.ndarray, config: GenerationConfig, counts: Mapping[int, int]) -> np.ndarray:
+    """Apply the penalties and the bias.
+
+    Args:
+        logits: [V], floating point.
+        config: presence_penalty, frequency_penalty and logit_bias.
+        counts: how often each token was generated before; the prompt does not count.
+
+    Returns:
+        The logits themselves where nothing applies, else a new array of their type, [V].
+
+    Source: OpenAI's API reference: logit[j] - count[j] * frequency - (count[j] > 0) * presence.
+    """
+    penalised = counts if config.presence_penalty or config.frequency_penalty else {}
+    if not penalised and not config.logit_bias:
+        return logits
+    adjusted = logits.copy()
+    for token_id, count in penalised.items():
+        adjusted[token_id] -= count * config.frequency_penalty + config.presence_penalty
+    for token_id, bias in config.logit_bias.items():
+        adjusted[token_id] += bias
+    return adjusted
 
 
 def candidates(logits: np.ndarray, config: GenerationConfig) -> np.ndarray:
@@ -112,6 +138,18 @@ def token_logprobs(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     best = float(logits[ids[0]])
     log_total = np.log(np.sum(_weights(logits, best)))
     return ids, logits[ids].astype(np.float64) - best - log_total
+
+
+def token_logprob(logits: np.ndarray, token_id: int) -> float:
+    """Give one token's log-probability under the model's own distribution; see ``token_logprobs``.
+
+    Raises:
+        ValueError: ``logits`` is not one row of floating-point numbers.
+        FloatingPointError: a logit is NaN or infinite.
+    """
+    _check(logits)
+    best = float(logits.max())
+    return float(logits[token_id]) - best - float(np.log(np.sum(_weights(logits, best))))
 
 
 def _check(logits: np.ndarray) -> None:

@@ -20,6 +20,7 @@ class Statistics:
         mode, policy: as chosen; ``dense`` has no policy.
         budget: bytes of each part, from the plan.
         prompt_tokens, generated_tokens: counts.
+        reused_tokens: of the prompt, those that were in the cache already.
         prefill_s, decode_s: seconds spent; ``decode_steps`` steps were run in the latter.
         hits, residual: active neurons computed on the device and on the host, all layers and steps.
         resident: neurons with a record on the device at the end, all layers.
@@ -34,6 +35,7 @@ class Statistics:
     policy: str | None
     budget: dict[str, Any]
     prompt_tokens: int = 0
+    reused_tokens: int = 0
     generated_tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -79,8 +81,8 @@ class Statistics:
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
-        """Prompt tokens per second, or None where there was no prompt."""
-        return self.prompt_tokens / self.prefill_s if self.prefill_s else None
+        """Computed prompt tokens per second, or None where there was no prompt."""
+        return (self.prompt_tokens - self.reused_tokens) / self.prefill_s if self.prefill_s else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the statistics record; times in ms are means over the decode steps."""
@@ -90,6 +92,7 @@ class Statistics:
             "mode": self.mode,
             "policy": self.policy,
             "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
             "generated_tokens": self.generated_tokens,
             "prefill_tokens_per_s": _rounded(self.prefill_tokens_per_s),
             "decode_tokens_per_s": _rounded(self.decode_tokens_per_s),

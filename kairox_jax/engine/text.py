@@ -36,6 +36,7 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
         self._shown: list[str] = []
+        self.num_shown = 0  # characters that push and flush have returned
         self._flushed = False
         self.stopped = False
 
@@ -43,6 +44,11 @@ class TextStream:
     def text(self) -> str:
         """All text that ``push`` and ``flush`` have returned so far."""
         return "".join(self._shown)
+
+    @property
+    def num_known(self) -> int:
+        """Whole characters so far, shown or held back."""
+        return self.num_shown + len(self._held)
 
     def push(self, token_id: int) -> str:
         """Take a token.
@@ -82,6 +88,7 @@ class TextStream:
     def _show(self, text: str) -> str:
         if text:
             self._shown.append(text)
+            self.num_shown += len(text)
         return text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -12,59 +11,74 @@ from kairox_jax.engine.programs import (
     attend_length,
     block_program,
     cache_length,
+    copy_cache_row,
     embed_program,
     logits_program,
+    some_rows,
     split_module,
 )
-from kairox_jax.models import Decoder, empty_cache
+from kairox_jax.models import Decoder, Norm, empty_cache
 
 
 class Whole:
-    """A decoder with its cache, one sequence at a time.
+    """A decoder with the caches of several sequences.
 
     Args:
         decoder: the model; its arrays are used, not copied.
+        batch: B, sequences that the cache holds.
         context_length: the most positions of a sequence.
     """
 
-    def __init__(self, decoder: Decoder, *, context_length: int) -> None:
+    def __init__(self, decoder: Decoder, *, batch: int, context_length: int) -> None:
         config = decoder.config
-        self.config, self.length = config, cache_length(context_length)
+        self.config, self.batch, self.length = config, batch, cache_length(context_length)
         splits = [split_module(block) for block in decoder.blocks]
         self.blocks = [split.leaves for split in splits]
         self.embedding = decoder.embed[...]
         self.output = self.embedding if decoder.output is None else decoder.output[...]
-        self.out_norm = decoder.out_norm[...]
-        self.caches = [empty_cache(config, batch=1, length=self.length) for _ in range(config.num_layers)]
+        self.pos_embed = None if decoder.pos_embed is None else decoder.pos_embed[...]
+        bias = None if decoder.out_norm_bias is None else decoder.out_norm_bias[...]
+        self.out_norm = Norm(decoder.out_norm[...], bias)
+        self.caches = [empty_cache(config, batch=batch, length=self.length) for _ in range(config.num_layers)]
         self._block = block_program(splits[0].rebuild)
         self._embed = embed_program()
         self._logits = logits_program(config.norm_eps)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights on the device."""
-        arrays = jax.tree.leaves((self.blocks, self.embedding, self.out_norm))
-        return sum(a.nbytes for a in arrays) + (0 if self.config.tie_embeddings else self.output.nbytes)
+    def warm_up(self) -> None:
+        """Compile what a request runs, so that none of it counts as a request's time."""
+        self.prefill_logits(np.zeros(1, np.int32), 0, 0)
+        for n in range(1, self.batch + 1):
+            nothing = np.zeros(n, np.int32)
+            self.step(nothing, nothing, np.arange(n, dtype=np.int32))
 
-    def prefill(self, ids: Int[np.ndarray, " T"], start: int) -> Float[np.ndarray, " V"]:
-        """Run a prompt's tokens and return the logits after the last one."""
-        x_last = None
+    def prefill_logits(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[np.ndarray, " V"]:
+        """Run a prompt's tokens in a row of the cache and return the logits after the last one."""
+        x_last, rows = None, np.array([row], np.int32)
         for first, last, size in pieces(start, len(ids)):
             padded = np.zeros((1, size), np.int32)
             padded[0, : last - first] = ids[first - start : last - start]
-            x = self._run(padded, first)
+            x = self._run(padded, np.array([first], np.int32), rows)
             x_last = jax.lax.dynamic_index_in_dim(x, last - first - 1, axis=1, keepdims=False)
         return np.asarray(self._logits(self.out_norm, self.output, x_last))[0]
 
-    def step(self, token: int, start: int) -> Float[np.ndarray, " V"]:
-        """Decode one token and return the logits after it."""
-        x = self._run(np.array([[token]], np.int32), start)
-        return np.asarray(self._logits(self.out_norm, self.output, x[:, 0]))[0]
+    def step(
+        self, ids: Int[np.ndarray, " n"], start: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"]
+    ) -> tuple[Float[np.ndarray, "n V"], None]:
+        """Decode one token of each of n sequences; arguments as in ``Hybrid.step``. There is nothing to count."""
+        x = self._run(ids[:, None], start, rows)
+        return np.asarray(self._logits(self.out_norm, self.output, x[:, 0])), None
 
-    def _run(self, ids: Int[np.ndarray, "1 T"], first: int) -> jax.Array:
-        x = self._embed(self.embedding, jnp.asarray(ids))
-        start = jnp.array([first], jnp.int32)
-        attend = attend_length(first + ids.shape[1], self.length)
+    def copy_row(self, source: int, target: int, end: int) -> None:
+        """Copy the first ``end`` positions of one row of the cache to another."""
+        del end  # whole rows: one compiled shape
+        self.caches = [copy_cache_row(cache, source, target) for cache in self.caches]
+
+    def _run(
+        self, ids: Int[np.ndarray, "n T"], start: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"]
+    ) -> jax.Array:
+        x = self._embed(self.embedding, self.pos_embed, ids, start)
+        attend = attend_length(int(start.max()) + ids.shape[1], self.length)
+        at = some_rows(rows, self.batch)
         for layer, leaves in enumerate(self.blocks):
-            x, self.caches[layer] = self._block(leaves, x, start, self.caches[layer], attend)
+            x, self.caches[layer] = self._block(leaves, x, start, at, self.caches[layer], attend)
         return x

@@ -7,7 +7,7 @@ threads, these kernels read packed weights in one pass.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,21 +16,37 @@ from numba import prange
 from kairox_jax.config import ModelConfig
 from kairox_jax.host import rows, threads
 from kairox_jax.host.compile import kernel
-from kairox_jax.host.loops import _dot as dot_row
+from kairox_jax.host.loops import _matvec_chunk as product_rows
 from kairox_jax.quant import PackedRows
 
 ROWS_PER_CHUNK = 48
 
 
 @kernel()
-def _rms_norm(x, scale, eps, out):
+def _norm(x, scale, bias, eps, out):
+    """Write the RMS norm of each row, or its layer norm where there is a bias."""
+    size = x.shape[1]
     for b in range(x.shape[0]):
+        mean = np.float32(0)
+        if bias.shape[0] > 0:
+            for d in range(size):
+                mean += x[b, d]
+            mean /= np.float32(size)
         total = np.float32(0)
-        for d in range(x.shape[1]):
-            total += x[b, d] * x[b, d]
-        factor = np.float32(1) / np.float32(math.sqrt(total / x.shape[1] + eps))
-        for d in range(x.shape[1]):
-            out[b, d] = x[b, d] * factor * scale[d]
+        for d in range(size):
+            total += (x[b, d] - mean) * (x[b, d] - mean)
+        factor = np.float32(1) / np.float32(math.sqrt(total / size + eps))
+        for d in range(size):
+            out[b, d] = (x[b, d] - mean) * factor * scale[d]
+    _add(bias, out)
+
+
+@kernel()
+def _add(bias, out):
+    """Add a bias to each row; an empty one does nothing."""
+    for b in range(out.shape[0]):
+        for d in range(bias.shape[0]):
+            out[b, d] += bias[d]
 
 
 @kernel()
@@ -67,72 +83,86 @@ def _attend(query, keys, values, scores, out):
 
 
 @kernel(parallel=True)
-def _product(x, matrix, code, out):
+def _product(x, matrix, mark, out):
     """Write x [B, num] times the rows of a packed matrix to out [B, rows]."""
     num_rows = matrix.shape[0]
     for c in prange((num_rows + ROWS_PER_CHUNK - 1) // ROWS_PER_CHUNK):
-        for r in range(c * ROWS_PER_CHUNK, min((c + 1) * ROWS_PER_CHUNK, num_rows)):
-            row = matrix.ctypes.data + r * matrix.shape[1]
-            for b in range(x.shape[0]):
-                out[b, r] = dot_row(code, row, x.ctypes.data + 4 * b * x.shape[1], x.shape[1])
+        product_rows(x, matrix, mark, c * ROWS_PER_CHUNK, min((c + 1) * ROWS_PER_CHUNK, num_rows), out)
 
 
 @kernel(parallel=True)
-def _attend_all(qkv, keys, values, positions, scores, mixed):
-    batch, kv_heads, _, size = keys.shape
+def _attend_all(qkv, keys, values, cache_rows, positions, window, scores, mixed):
+    batch, kv_heads, size = qkv.shape[0], keys.shape[1], keys.shape[3]
     heads = mixed.shape[1] // size
     group = heads // kv_heads
     for task in prange(batch * heads):
         b, head = task // heads, task % heads
         seen = positions[b] + 1
+        first = max(0, seen - window)
         _attend(
             qkv[b, head * size : (head + 1) * size],
-            keys[b, head // group, :seen],
-            values[b, head // group, :seen],
-            scores[task, :seen],
+            keys[cache_rows[b], head // group, first:seen],
+            values[cache_rows[b], head // group, first:seen],
+            scores[task, : seen - first],
             mixed[b, head * size : (head + 1) * size],
         )
 
 
 @kernel()
 def _front(
-    x, norm, ffn_norm, eps, wqkv, wqkv_code, wo, wo_code, cos, sin, keys, values, positions,
-    h, qkv, mixed, scores,
+    x, norm, norm_bias, ffn_norm, ffn_norm_bias, eps, parallel_block, wqkv, wqkv_mark, bqkv, wo, wo_mark, bo,
+    cos, sin, keys, values, cache_rows, positions, window, h, qkv, mixed, scores, attended,
 ):  # fmt: skip
-    batch, kv_heads, _, size = keys.shape
+    batch, kv_heads, size = x.shape[0], keys.shape[1], keys.shape[3]
     heads = mixed.shape[1] // size
-    _rms_norm(x, norm, eps, h)
-    _product(h, wqkv, wqkv_code, qkv)
+    _norm(x, norm, norm_bias, eps, h)
+    _product(h, wqkv, wqkv_mark, qkv)
+    _add(bqkv, qkv)
     for b in range(batch):
         for head in range(heads + kv_heads):
             _rotate(qkv[b, head * size : (head + 1) * size], cos[b], sin[b])
         for head in range(kv_heads):
             first = (heads + head) * size
-            keys[b, head, positions[b]] = qkv[b, first : first + size]
+            keys[cache_rows[b], head, positions[b]] = qkv[b, first : first + size]
             first += kv_heads * size
-            values[b, head, positions[b]] = qkv[b, first : first + size]
-    _attend_all(qkv, keys, values, positions, scores, mixed)
-    _product(mixed, wo, wo_code, h)
+            values[cache_rows[b], head, positions[b]] = qkv[b, first : first + size]
+    _attend_all(qkv, keys, values, cache_rows, positions, window, scores, mixed)
+    _product(mixed, wo, wo_mark, attended)
+    _add(bo, attended)
+    if parallel_block:
+        _norm(x, ffn_norm, ffn_norm_bias, eps, h)
     for b in range(batch):
         for d in range(x.shape[1]):
-            x[b, d] += h[b, d]
-    _rms_norm(x, ffn_norm, eps, h)
+            x[b, d] += attended[b, d]
+    if not parallel_block:
+        _norm(x, ffn_norm, ffn_norm_bias, eps, h)
+
+
+def _absent() -> np.ndarray:
+    return np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWeights:
-    """One layer's attention, as the host kernels read it.
+    """One layer's attention, as the host kernels read it. An empty bias is none.
 
     Attributes:
         norm, ffn_norm: float32 [D], scales in front of attention and FFN.
         wqkv: packed rows of query, key and value heads, [(N + 2K) H, D].
         wo: packed rows [D, N H].
+        norm_bias, ffn_norm_bias: float32 [D]: they make layer norms of the RMS norms.
+        bqkv: float32 [(N + 2K) H], added before the rotation.
+        bo: float32 [D].
     """
 
     norm: Float[np.ndarray, " D"]
     ffn_norm: Float[np.ndarray, " D"]
     wqkv: PackedRows
     wo: PackedRows
+    norm_bias: Float[np.ndarray, " d"] = field(default_factory=_absent)
+    ffn_norm_bias: Float[np.ndarray, " d"] = field(default_factory=_absent)
+    bqkv: Float[np.ndarray, " rows"] = field(default_factory=_absent)
+    bo: Float[np.ndarray, " d"] = field(default_factory=_absent)
 
 
 class HostAttention:
@@ -140,7 +170,7 @@ class HostAttention:
 
     Args:
         config: sizes of the model.
-        batch: B, sequences in a step.
+        batch: B, the most sequences in a step.
         length: S, positions of a cache.
     """
 
@@ -151,40 +181,54 @@ class HostAttention:
         self._mixed = np.empty((batch, config.num_heads * config.head_dim), np.float32)
         self._scores = np.empty((batch * config.num_heads, length), np.float32)
         self._h = np.empty((batch, config.d_model), np.float32)
+        self._attended = np.empty((batch, config.d_model), np.float32)
+        self._window = length if config.sliding_window is None else config.sliding_window
 
     def front(
         self,
         weights: AttentionWeights,
-        x: Float[np.ndarray, "B D"],
+        x: Float[np.ndarray, "n D"],
         keys: Float[np.ndarray, "B K S H"],
         values: Float[np.ndarray, "B K S H"],
-        positions: Int[np.ndarray, " B"],
-        cos: Float[np.ndarray, "B half"],
-        sin: Float[np.ndarray, "B half"],
-    ) -> Float[np.ndarray, "B D"]:
-        """Attend at one new position of each sequence.
+        cache_rows: Int[np.ndarray, " n"],
+        positions: Int[np.ndarray, " n"],
+        cos: Float[np.ndarray, "n half"],
+        sin: Float[np.ndarray, "n half"],
+    ) -> Float[np.ndarray, "n D"]:
+        """Attend at one new position of each of n sequences.
 
         Args:
             weights: of the layer.
             x: residual stream, updated in place.
             keys, values: the layer's cache, updated in place.
-            positions: of the new tokens, int32 [B], inside the cache.
-            cos, sin: of the rotary angles at these positions.
+            cache_rows: each sequence's row of the cache, int32 [n], none twice.
+            positions: of the new tokens, int32 [n], inside the cache.
+            cos, sin: of the rotary angles at these positions; [n, 0] turns nothing.
 
         Returns:
-            The FFN's normalised input [B, D]; overwritten by the next call.
+            The FFN's normalised input [n, D]; overwritten by the next call.
         """
+        n = len(x)
         with threads.own():
             _front(
-                x, weights.norm, weights.ffn_norm, np.float32(self.config.norm_eps),
-                weights.wqkv.data, rows.CODES[weights.wqkv.format], weights.wo.data, rows.CODES[weights.wo.format],
-                cos, sin, keys, values, positions, self._h, self._qkv, self._mixed, self._scores,
+                x, weights.norm, weights.norm_bias, weights.ffn_norm, weights.ffn_norm_bias,
+                np.float32(self.config.norm_eps), self.config.parallel_block,
+                weights.wqkv.data, rows.MARKS[weights.wqkv.format], weights.bqkv,
+                weights.wo.data, rows.MARKS[weights.wo.format], weights.bo,
+                cos, sin, keys, values, cache_rows, positions, self._window,
+                self._h[:n], self._qkv[:n], self._mixed[:n], self._scores, self._attended[:n],
             )  # fmt: skip
-        return self._h
+        return self._h[:n]
 
 
 def host_norm(
-    x: Float[np.ndarray, "B D"], scale: Float[np.ndarray, " D"], eps: float
+    x: Float[np.ndarray, "B D"],
+    scale: Float[np.ndarray, " D"],
+    bias: Float[np.ndarray, " D"] | None,
+    eps: float,
 ) -> Float[np.ndarray, "B D"]:
-    """Divide by the root mean square over D and scale; float32 [B, D]."""
-    return x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps)) * scale
+    """Apply the RMS norm over D, or the layer norm where there is a bias; float32 [B, D]."""
+    if bias is not None:
+        x = x - x.mean(axis=-1, keepdims=True)
+    normed = x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps)) * scale
+    return normed if bias is None else normed + bias

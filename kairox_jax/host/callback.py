@@ -16,7 +16,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from jaxtyping import Float, Int32, UInt8
 
 from kairox_jax.config import HOST_CALLBACKS
-from kairox_jax.host import ffi_handler, rows
+from kairox_jax.host import ffi_handler
 from kairox_jax.host.kernels import residual_ffn
 from kairox_jax.host.rules import Rule
 from kairox_jax.host.threads import thread_count
@@ -53,7 +53,7 @@ class HostNeurons:
         active[:, n:] = 0
         residual_ffn(
             x, self.store.layers[layer], biases, ids, n, self.rule, float(self.thresholds[layer]), y, active,
-            layout=self.store.layout,
+            layout=self.store.layouts[layer], scales=self.store.scales[layer],
         )  # fmt: skip
 
 
@@ -128,13 +128,19 @@ def _buffer(neurons: HostNeurons) -> HostFfn:
 
 
 def _ffi(neurons: HostNeurons) -> HostFfn:
-    name, table = ffi_handler.register(), _table(neurons)
-    places = np.ascontiguousarray(table).view(np.uint8).reshape(-1)
+    names = [ffi_handler.register(layout.formats[0], layout.formats[-1]) for layout in neurons.store.layouts]
+    handlers = sorted(set(names))  # a handler for each pair of formats, and layers may differ
+    which = np.array([handlers.index(name) for name in names], np.int32)
+    places = np.ascontiguousarray(_table(neurons)).view(np.uint8).reshape(-1)
     limits = np.ascontiguousarray(neurons.thresholds, np.float32)
 
     def call(x: Any, ids: Any, n: Any, layer: Any) -> tuple[Any, Any]:
-        run = jax.ffi.ffi_call(name, _results(x, ids))
-        y, active = run(x, ids, jnp.int32(n), jnp.int32(layer), jnp.asarray(places), jnp.asarray(limits))
+        runs = [jax.ffi.ffi_call(name, _results(x, ids)) for name in handlers]
+        arguments = x, ids, jnp.int32(n), jnp.int32(layer), jnp.asarray(places), jnp.asarray(limits)
+        if len(runs) == 1:
+            y, active = runs[0](*arguments)
+        else:
+            y, active = jax.lax.switch(jnp.asarray(which)[layer], runs, *arguments)
         return y, active
 
     call.neurons = neurons  # type: ignore[attr-defined]  # the handler reads their memory by address
@@ -144,16 +150,17 @@ def _ffi(neurons: HostNeurons) -> HostFfn:
 def _table(neurons: HostNeurons) -> np.ndarray:
     """Return where each layer's neurons are, as ``ffi_handler`` reads it, int64 [L, COLUMNS]."""
     store, f = neurons.store, ffi_handler
-    layout = store.layout
     table = np.zeros((len(store.layers), f.COLUMNS), np.int64)
     for layer, records in enumerate(store.layers):
         table[layer, f.RECORDS] = records.ctypes.data
         table[layer, f.NEURONS], table[layer, f.RECORD_BYTES] = records.shape
+        layout, scales = store.layouts[layer], store.scales[layer]
+        table[layer, f.GATED], table[layer, f.ROW_BYTES] = len(layout.formats) == 3, layout.row_bytes[0]
+        if scales is not None:
+            table[layer, f.SCALES], table[layer, f.GROUPS] = scales.scales.ctypes.data, len(scales.scales)
+            table[layer, f.MINIMA] = 0 if scales.minima is None else scales.minima.ctypes.data
         if store.biases is not None:
             table[layer, f.BIASES] = store.biases[layer].ctypes.data
             table[layer, f.BIAS_COLUMNS] = store.biases[layer].shape[1]
-    table[:, f.GATED] = len(layout.formats) == 3
-    table[:, f.CODE], table[:, f.DOWN_CODE] = rows.CODES[layout.formats[0]], rows.CODES[layout.formats[-1]]
-    table[:, f.ROW_BYTES], table[:, f.RULE] = layout.row_bytes[0], int(neurons.rule)
-    table[:, f.THREADS] = thread_count()
+    table[:, f.RULE], table[:, f.THREADS] = int(neurons.rule), thread_count()
     return table

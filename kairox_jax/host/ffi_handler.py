@@ -20,16 +20,27 @@ from llvmlite import ir
 from numba import set_num_threads, types
 from numba.extending import intrinsic
 
-from kairox_jax.host import loops, threads
+from kairox_jax.host import loops, rows, threads
 from kairox_jax.host.compile import kernel
 
 TARGET = "kairox_host_ffn"
 KNOWN_MINORS = (3, 4, 5)  # of the FFI's version 0
 # Columns of the table that tells the handler where a layer's neurons are, int64 [L, COLUMNS].
-RECORDS, NEURONS, RECORD_BYTES, BIASES, BIAS_COLUMNS, GATED, CODE, DOWN_CODE, ROW_BYTES, RULE, THREADS = (
-    range(11)
-)
-COLUMNS = 11
+(
+    RECORDS,
+    NEURONS,
+    RECORD_BYTES,
+    BIASES,
+    BIAS_COLUMNS,
+    SCALES,
+    MINIMA,
+    GROUPS,
+    GATED,
+    ROW_BYTES,
+    RULE,
+    THREADS,
+) = range(12)
+COLUMNS = 12
 _MIN_CHUNK, _MAX_CHUNKS = 32, 32  # as kernels.residual_ffn cuts the neurons: the same sums, the same bits
 
 Address = types.uint64
@@ -92,6 +103,7 @@ _load_i32 = _make_load(types.int32, ir.IntType(32))
 _bytes_at = _make_pointer(types.uint8, ir.IntType(8))
 _floats_at = _make_pointer(types.float32, ir.FloatType())
 _ints_at = _make_pointer(types.int32, ir.IntType(32))
+_halves_at = _make_pointer(types.uint16, ir.IntType(16))
 _words_at = _make_pointer(types.int64, ir.IntType(64))
 
 
@@ -125,7 +137,7 @@ def _answers_metadata(frame, minor):
 
 
 @kernel()
-def _run(frame):
+def _run(frame, mark, down_mark):
     """Evaluate: arguments x [B,D], ids [K], n [], layer [], table as bytes, thresholds [L]; results y, active."""
     batch, num, listed = _dim(frame, 72, 0, 0), _dim(frame, 72, 0, 1), _dim(frame, 72, 1, 0)
     x = carray(_floats_at(_data(frame, 72, 0)), (batch, num))
@@ -138,11 +150,14 @@ def _run(frame):
     records = carray(_bytes_at(Address(row[RECORDS])), (row[NEURONS], row[RECORD_BYTES]))
     bias_rows = row[NEURONS] if row[BIAS_COLUMNS] else 0
     biases = carray(_floats_at(Address(row[BIASES])), (bias_rows, row[BIAS_COLUMNS]))
+    padded = (num + 31) // 32 * 32
+    scales = carray(_halves_at(Address(row[SCALES])), (row[GROUPS], padded))
+    minima = carray(_halves_at(Address(row[MINIMA])), (row[GROUPS] if row[MINIMA] else 0, padded))
     active[:] = 0
     chunk = max(_MIN_CHUNK, (n + _MAX_CHUNKS - 1) // _MAX_CHUNKS)
-    partials = np.empty(((n + chunk - 1) // chunk, batch, num), np.float32)
+    partials = np.empty(((n + chunk - 1) // chunk, batch, padded), np.float32)
     loops.ffn(
-        x, records, row[GATED] != 0, row[CODE], row[DOWN_CODE], row[ROW_BYTES], biases, ids, chunk,
+        x, records, row[GATED] != 0, mark, down_mark, row[ROW_BYTES], biases, scales, minima, ids, chunk,
         row[RULE], limit, partials, y, active,
     )  # fmt: skip
 
@@ -153,8 +168,11 @@ def _threads(frame):
 
 
 @functools.cache
-def register() -> str:
+def register(format: str, down_format: str) -> str:
     """Compile the handler and make it known to XLA's CPU platform; return its name for ``jax.ffi.ffi_call``.
+
+    Args:
+        format, down_format: of the records' first row and of their down columns.
 
     Raises:
         ValueError: an unknown version of the FFI, or a threading layer that aborts under two callers.
@@ -165,13 +183,16 @@ def register() -> str:
             "host callback 'ffi' needs numba's OpenMP or TBB layer, found workqueue: install libgomp, or use 'split'"
         )
 
+    mark, down_mark = rows.MARKS[format], rows.MARKS[down_format]
+
     @numba.njit
     def work(frame):  # type: ignore[no-untyped-def]
         set_num_threads(_threads(frame))  # of the calling thread, which is one of XLA's
-        _run(frame)
+        _run(frame, mark, down_mark)
 
-    jax.ffi.register_ffi_target(TARGET, make_handler(work), platform="cpu")
-    return TARGET
+    name = f"{TARGET}_{format}_{down_format}"
+    jax.ffi.register_ffi_target(name, make_handler(work), platform="cpu")
+    return name
 
 
 def make_handler(work: Callable[[Any], None]) -> Any:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int32, UInt8
 
-from kairox_jax.host import loops, rows, threads
+from kairox_jax.host import decode, loops, rows, threads
 from kairox_jax.host.rules import GATED_ONLY, Rule
+from kairox_jax.quant.columns import BLOCK, COLUMN_FORMATS, SharedScales, padded_columns
 from kairox_jax.quant.formats import PackedRows, block_format
 from kairox_jax.quant.records import RecordLayout
 
@@ -18,16 +19,26 @@ from kairox_jax.quant.records import RecordLayout
 MIN_CHUNK = 32
 MAX_CHUNKS = 32
 MAX_BATCH = 8
+# Less than this is read by the caller alone: waking sleeping workers takes as long.
+SERIAL_BYTES = 1 << 18
 
-_scratch: dict[str, np.ndarray] = {"partial": np.empty(0, np.float32)}
+_NO_TABLE = np.empty((0, 0), np.uint16)
+_NO_TABLE.flags.writeable = False
+
+_scratch: dict[str, np.ndarray] = {}
 
 
-def _partials(chunks: int, batch: int, num: int) -> np.ndarray:
-    """Return the owner's partial sums; kept, because fresh pages would cost more than the sums."""
-    size = chunks * batch * num
-    if _scratch["partial"].size < size:
-        _scratch["partial"] = np.empty(size, np.float32)
-    return _scratch["partial"][:size].reshape(chunks, batch, num)
+def _aligned(name: str, *shape: int) -> np.ndarray:
+    """Return the owner's float32 scratch of that name, kept: fresh pages would cost more than the sums.
+
+    Its first byte begins a cache line: vectors of 16 floats that cross one are read in two steps.
+    """
+    size = int(np.prod(shape))
+    if name not in _scratch or _scratch[name].size < size:
+        raw = np.empty(size + 15, np.float32)
+        first = -raw.ctypes.data % 64 // 4
+        _scratch[name] = raw[first : first + size]
+    return _scratch[name][:size].reshape(shape)
 
 
 def _check_floats(name: str, array: np.ndarray, shape: tuple[int | None, ...]) -> None:
@@ -75,6 +86,7 @@ def residual_ffn(
     active: UInt8[np.ndarray, "B capacity"],
     *,
     layout: RecordLayout | None = None,
+    scales: SharedScales | None = None,
     num_threads: int | None = None,
 ) -> None:
     """Compute what the chosen neurons of one layer add to the FFN's output.
@@ -91,6 +103,8 @@ def residual_ffn(
         out: float32 [B, D], overwritten with the sum of z times the down column over active neurons.
         active: uint8 [B, >= n]; [b, k] becomes 1 where neuron ids[k] is active for token b, else 0.
         layout: formats and places of a record's rows.
+        scales: the layer's table, where the layout's down columns share scales; ids in ascending order are then
+            fastest, because a block's scales are read once.
         num_threads: threads to use; None takes all. The result does not depend on it.
 
     Raises:
@@ -115,13 +129,42 @@ def residual_ffn(
         raise ValueError(f"active is {active.dtype} {active.shape}: expected uint8 [{batch}, at least {n}]")
     if num_rows == 2 and rule.name.lower() in GATED_ONLY:
         raise ValueError(f"rule {rule.name} needs a gate row, but the records hold two rows")
+    table, minima = _scale_tables(scales, layout, raw.shape[0])
     chunk = max(MIN_CHUNK, -(-n // MAX_CHUNKS))
     with threads.own(num_threads):
-        partials = _partials(-(-n // chunk), batch, num)
-        loops.ffn(
-            x, raw, num_rows == 3, rows.CODES[layout.formats[0]], rows.CODES[layout.formats[-1]],
-            layout.row_bytes[0], biases, ids[:n], chunk, int(rule), np.float32(threshold), partials, out, active,
+        partials = _aligned("partial", -(-n // chunk), batch, padded_columns(num))
+        inputs = _aligned("x", batch, num)
+        inputs[:] = x
+        run = loops.ffn_serial if n * raw.shape[1] < SERIAL_BYTES else loops.ffn
+        run(
+            inputs, raw, num_rows == 3, rows.MARKS[layout.formats[0]], rows.MARKS[layout.formats[-1]],
+            layout.row_bytes[0], biases, table, minima, ids[:n], chunk, int(rule), np.float32(threshold),
+            partials, out, active,
         )  # fmt: skip
+
+
+def _scale_tables(
+    scales: SharedScales | None, layout: RecordLayout, num_neurons: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bits of scales and minima, empty where the layout has none."""
+    if scales is None and not layout.shares_scales:
+        return _NO_TABLE, _NO_TABLE
+    if scales is None or not layout.shares_scales:
+        raise ValueError(
+            f"{layout.formats[-1]} down columns with{'out' if scales is None else ''} a table of scales: "
+            "pass the store's layout and scales of one layer together"
+        )
+    column = COLUMN_FORMATS[layout.formats[-1]]
+    shape = (num_neurons // BLOCK, padded_columns(layout.num_elems))
+    tables = (scales.scales, scales.minima) if column.has_minima else (scales.scales,)
+    for table in tables:
+        found = None if table is None else (table.dtype, table.shape, table.flags.c_contiguous)
+        if found != (np.float16, shape, True):
+            raise ValueError(f"{column.name} scales are {found}: expected contiguous float16 {shape}")
+    views = [table.view(np.uint16) for table in tables if table is not None]
+    for view in views:
+        view.flags.writeable = False  # one type for the compiler, whoever made the table
+    return views[0], views[-1] if column.has_minima else _NO_TABLE
 
 
 def matvec(
@@ -146,12 +189,15 @@ def matvec(
     else:
         _check_floats("matrix", matrix, (None, num))
         raw, format = matrix.view(np.uint8), "f32"
-    if format not in rows.CODES:
-        raise ValueError(f"host kernels read {', '.join(rows.CODES)}, not {format}: convert the matrix")
+    if format not in decode.CODES:
+        raise ValueError(f"host kernels read {', '.join(decode.CODES)}, not {format}: convert the matrix")
     if raw.shape[1] != block_format(format).row_bytes(num) or not raw.flags.c_contiguous:
         raise ValueError(f"matrix rows of {raw.shape[1]} bytes are not {num} {format} weights, as x needs")
     if not 1 <= batch <= MAX_BATCH:
         raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
     _check_floats("out", out, (batch, raw.shape[0]))
     with threads.own():
-        loops.matvec(x, raw, rows.CODES[format], max(16, -(-raw.shape[0] // 64)), out)
+        run = loops.matvec_serial if raw.size < SERIAL_BYTES else loops.matvec
+        inputs = _aligned("x", batch, num)
+        inputs[:] = x
+        run(inputs, raw, rows.MARKS[format], max(16, -(-raw.shape[0] // 64)), out)

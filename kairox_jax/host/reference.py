@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kairox_jax.host.rules import Rule
-from kairox_jax.quant import PackedRows, RecordLayout
+from kairox_jax.quant import PackedRows, RecordLayout, SharedScales
 
 
 def residual_ffn(
@@ -20,18 +20,19 @@ def residual_ffn(
     active: np.ndarray,
     *,
     layout: RecordLayout | None = None,
+    scales: SharedScales | None = None,
 ) -> None:
     """Do what ``kernels.residual_ffn`` does, in the precision of ``x`` and ``out`` (float32 or float64)."""
     chosen = ids[:n].astype(np.int64)
     if layout is not None:
-        records = layout.unpack(records)
+        records = layout.unpack(records, scales)
     weights = records[chosen].astype(out.dtype)
     offsets = np.zeros(weights.shape[:2])[:, :-1] if biases is None else biases[chosen].astype(out.dtype)
     inputs = np.einsum("bd,nrd->rbn", x.astype(out.dtype), weights[:, :-1]) + offsets.T[:, None, :]
     gate, up = inputs[0], inputs[-1]
     is_gated = weights.shape[1] == 3
     if rule == Rule.SILU:
-        values = gate / (1 + np.exp(-gate)) * up
+        values = gate / (1 + np.exp(-gate)) * (up if is_gated else 1)
         mask = np.abs(values) > threshold
     else:
         mask = gate > (threshold if rule == Rule.FATRELU else 0)

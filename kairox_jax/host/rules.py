@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-GATED_ONLY = ("silu", "drelu")
+GATED_ONLY = ("drelu",)
 
 
 class Rule(IntEnum):

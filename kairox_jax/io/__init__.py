@@ -3,6 +3,15 @@
 from kairox_jax.io.chat_template import render_chat
 from kairox_jax.io.checkpoint import Checkpoint, open_checkpoint
 from kairox_jax.io.errors import FetchError, FormatError
+from kairox_jax.io.own_predictors import checkpoint_predictors
+from kairox_jax.io.predictors import (
+    LayerPredictor,
+    Predictors,
+    check_predictors,
+    load_predictors,
+    save_predictors,
+    shipped_predictors,
+)
 from kairox_jax.io.registry import REGISTRY, cache_folder, resolve_model
 from kairox_jax.io.sparsity import (
     Sparsity,
@@ -20,16 +29,23 @@ __all__ = [
     "Checkpoint",
     "FetchError",
     "FormatError",
+    "LayerPredictor",
+    "Predictors",
     "Sparsity",
     "Tokenizer",
     "TraceRecorder",
     "cache_folder",
     "check_model",
+    "check_predictors",
+    "checkpoint_predictors",
     "fingerprint",
+    "load_predictors",
     "load_sparsity",
     "open_checkpoint",
     "render_chat",
     "resolve_model",
+    "save_predictors",
     "save_sparsity",
+    "shipped_predictors",
     "shipped_sparsity",
 ]

@@ -1,128 +1,51 @@
-"""What a GGUF file says about a model: its ``ModelConfig`` and where each canonical weight lies."""
+"""Where each canonical weight lies in a GGUF file: one table of names, by the tensors that the file holds."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from kairox_jax.config import ModelConfig
+from kairox_jax.io.canonical import layer_shapes
 from kairox_jax.io.errors import FormatError
+from kairox_jax.io.gguf_arch import ARCHITECTURES, GgufArch
+from kairox_jax.io.gguf_config import position_rows
+from kairox_jax.io.gguf_fields import get_field
 from kairox_jax.io.gguf_file import GgufFile
-from kairox_jax.io.tokenizer import end_token_ids, gguf_adds_bos
 from kairox_jax.io.weights import Entry
 
-# Settings that change the result and that this model code does not read: refused unless neutral.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "expert_count": (0,),
-    "attention.clamp_kqv": (0.0,),
-    "attention.max_alibi_bias": (0.0,),
-    "attention.scale": (),
-    "attention.causal": (True,),
-    "attention.sliding_window": (0,),
-    "attn_logit_softcapping": (0.0,),
-    "final_logit_softcapping": (0.0,),
-    "logit_scale": (0.0, 1.0),
-    "residual_scale": (0.0, 1.0),
-    "embedding_scale": (0.0, 1.0),
-    "rope.scaling.type": ("none",),
-    "rope.scale_linear": (1.0,),
+Rows = Callable[[], np.ndarray]
+
+_NAMES = {
+    "attn_norm": "attn_norm.weight",
+    "attn_norm_bias": "attn_norm.bias",
+    "wq": "attn_q.weight",
+    "wk": "attn_k.weight",
+    "wv": "attn_v.weight",
+    "wo": "attn_output.weight",
+    "ffn_norm": "ffn_norm.weight",
+    "ffn_norm_bias": "ffn_norm.bias",
+    "w_gate": "ffn_gate.weight",
+    "w_up": "ffn_up.weight",
+    "w_down": "ffn_down.weight",
+    "bq": "attn_q.bias",
+    "bk": "attn_k.bias",
+    "bv": "attn_v.bias",
+    "bo": "attn_output.bias",
+    "b_up": "ffn_up.bias",
+    "b_down": "ffn_down.bias",
 }
+_FUSED = {name: "attn_qkv.weight" for name in ("wq", "wk", "wv")}
+_FUSED |= {name: "attn_qkv.bias" for name in ("bq", "bk", "bv")}
+# Tensors without effect on the result: rotary tables, our own, and the predictors of kairox.cpp, which read
+# another input than PowerInfer's.
+GGUF_IGNORED = re.compile(r"kairox\.|rope_freqs\.weight$|blk\.\d+\.(attn_rot_embd|ffn_pred_(up|down))\.")
 
 
-def _get(file: GgufFile, key: str, kind: type, default: Any = None) -> Any:
-    value = file.fields.get(key, default)
-    if value is None:
-        raise FormatError(file.path, key, "missing; every model of this architecture needs it")
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise FormatError(file.path, key, f"{value!r} where a value of type {kind.__name__} is expected")
-    return value
-
-
-def gguf_config(file: GgufFile) -> ModelConfig:
-    """Read the model's facts from the metadata.
-
-    Raises:
-        FormatError: a key is missing or wrong, or asks for something that is not supported.
-    """
-    arch = _get(file, "general.architecture", str)
-    if arch != "llama":
-        raise FormatError(file.path, "general.architecture", f"{arch!r} is not supported; expected 'llama'")
-    _refuse_unsupported(file, arch)
-    num_layers = _get(file, f"{arch}.block_count", int)
-    # Bounds the work that a wrong count can cause: each layer has several tensors.
-    if not 0 < num_layers <= len(file.tensors):
-        raise FormatError(
-            file.path, f"{arch}.block_count", f"{num_layers} with {len(file.tensors)} tensors in the file"
-        )
-    if "token_embd.weight" not in file.tensors:
-        raise FormatError(file.path, "token_embd.weight", "missing: the model has no embedding")
-    num_heads = _get(file, f"{arch}.attention.head_count", int)
-    d_model = _get(file, f"{arch}.embedding_length", int)
-    if num_heads <= 0:
-        raise FormatError(file.path, f"{arch}.attention.head_count", f"{num_heads} must be above zero")
-    head_dim = _get(file, f"{arch}.attention.key_length", int, d_model // num_heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if _get(file, f"{arch}.{key}", int, head_dim) != head_dim:
-            raise FormatError(
-                file.path,
-                f"{arch}.{key}",
-                f"{file.fields[f'{arch}.{key}']} differs from the head size {head_dim}",
-            )
-    try:
-        return ModelConfig(
-            family=arch,
-            num_layers=num_layers,
-            d_model=d_model,
-            num_neurons=_get(file, f"{arch}.feed_forward_length", int),
-            num_heads=num_heads,
-            num_kv_heads=_get(file, f"{arch}.attention.head_count_kv", int, num_heads),
-            head_dim=head_dim,
-            vocab_size=file.shapes["token_embd.weight"][0],
-            context_length=_get(file, f"{arch}.context_length", int),
-            activation="silu",
-            norm_eps=_get(file, f"{arch}.attention.layer_norm_rms_epsilon", float),
-            rope_theta=_get(file, f"{arch}.rope.freq_base", float, 10000.0),
-            tie_embeddings="output.weight" not in file.tensors,
-            **_token_facts(file),
-        )
-    except FormatError:
-        raise
-    except ValueError as error:
-        raise FormatError(file.path, f"{arch}.*", str(error)) from None
-
-
-def _refuse_unsupported(file: GgufFile, arch: str) -> None:
-    for key, neutral in _NEUTRAL.items():
-        value = file.fields.get(f"{arch}.{key}")
-        # Arrays (a value per layer) are never neutral.
-        if value is not None and not (np.ndim(value) == 0 and value in neutral):
-            raise FormatError(
-                file.path, f"{arch}.{key}", f"{value!r} is not supported: ignoring it would give wrong text"
-            )
-    if "rope_freqs.weight" in file.tensors:
-        raise FormatError(
-            file.path,
-            "rope_freqs.weight",
-            "scaled rotary frequencies (llama3) are not supported in GGUF files",
-        )
-
-
-def _token_facts(file: GgufFile) -> dict[str, Any]:
-    if "tokenizer.ggml.tokens" not in file.fields:
-        return {}
-    bos = file.fields.get("tokenizer.ggml.bos_token_id")
-    return {
-        "bos_id": None if bos is None else _get(file, "tokenizer.ggml.bos_token_id", int),
-        "eos_ids": end_token_ids(file),
-        "add_bos": gguf_adds_bos(file),
-    }
-
-
-def half_split_rows(num_heads: int, head_dim: int) -> Callable[[], np.ndarray]:
+def half_split_rows(num_heads: int, head_dim: int) -> Rows:
     """Give the row order that undoes the interleaving of q and k in GGUF llama files.
 
     There, rows 2i and 2i+1 of a head are a rotary pair; here (as in Hugging Face) i and i + H/2 are.
@@ -137,29 +60,115 @@ def half_split_rows(num_heads: int, head_dim: int) -> Callable[[], np.ndarray]:
     return rows
 
 
-def gguf_entries(config: ModelConfig) -> dict[str, Entry]:
-    """Say where each canonical weight of a llama model lies in its GGUF file."""
-    dim, ffn = config.d_model, config.num_neurons
-    q_dim, kv_dim = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    q_rows = half_split_rows(config.num_heads, config.head_dim)
-    k_rows = half_split_rows(config.num_kv_heads, config.head_dim)
+def gguf_entries(file: GgufFile, config: ModelConfig) -> dict[str, Entry]:
+    """Say where each canonical weight lies in the file that ``config`` was read from.
+
+    Raises:
+        FormatError: predictors in some layers only, or of shapes that do not fit.
+    """
+    arch = ARCHITECTURES[config.family]
+    dim = config.d_model
     entries = {
         "embed": Entry(source="token_embd.weight", shape=(config.vocab_size, dim)),
         "out_norm": Entry(source="output_norm.weight", shape=(dim,)),
     }
+    if config.norm == "layernorm":
+        entries["out_norm_bias"] = Entry(source="output_norm.bias", shape=(dim,))
     if not config.tie_embeddings:
         entries["output"] = Entry(source="output.weight", shape=(config.vocab_size, dim))
+    if config.positions == "learned":
+        first, count = position_rows(file, config.family)
+        entries["pos_embed"] = Entry(
+            source="position_embd.weight",
+            shape=(first + count, dim),
+            rows=partial(np.arange, first, first + count),
+        )
+    rows = _rows(config, arch)
     for layer in range(config.num_layers):
-        ours, theirs = f"layers.{layer}.", f"blk.{layer}."
-        entries |= {
-            ours + "attn_norm": Entry(source=theirs + "attn_norm.weight", shape=(dim,)),
-            ours + "wq": Entry(source=theirs + "attn_q.weight", shape=(q_dim, dim), rows=q_rows),
-            ours + "wk": Entry(source=theirs + "attn_k.weight", shape=(kv_dim, dim), rows=k_rows),
-            ours + "wv": Entry(source=theirs + "attn_v.weight", shape=(kv_dim, dim)),
-            ours + "wo": Entry(source=theirs + "attn_output.weight", shape=(dim, q_dim)),
-            ours + "ffn_norm": Entry(source=theirs + "ffn_norm.weight", shape=(dim,)),
-            ours + "w_gate": Entry(source=theirs + "ffn_gate.weight", shape=(ffn, dim)),
-            ours + "w_up": Entry(source=theirs + "ffn_up.weight", shape=(ffn, dim)),
-            ours + "w_down": Entry(source=theirs + "ffn_down.weight", shape=(dim, ffn), transpose=True),
-        }
+        entries |= _layer_entries(file, config, arch, rows, layer)
+    return entries | _predictor_entries(file, config)
+
+
+def sparse_threshold(file: GgufFile, entries: dict[str, Entry]) -> float | None:
+    """Return the raw score from which a PowerInfer predictor keeps a neuron; None without predictors.
+
+    Raises:
+        FormatError: it is not a finite number.
+
+    Source: PowerInfer, ``sparse_pred_threshold``, 0 where the file names none.
+    """
+    if "layers.0.pred_fc1" not in entries:
+        return None
+    key = "powerinfer.sparse_threshold"
+    value = get_field(file, key, float, 0.0)
+    if not np.isfinite(value):
+        raise FormatError(file.path, key, f"{value} is not finite")
+    return value
+
+
+def _rows(config: ModelConfig, arch: GgufArch) -> dict[str, Rows]:
+    """Give the rows to take for q, k and v where they are interleaved or in one tensor."""
+    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    if arch.fused:
+        ends = np.cumsum([0, q_rows, kv_rows, kv_rows]).tolist()
+        parts = [partial(np.arange, first, last) for first, last in zip(ends, ends[1:], strict=False)]
+        names = (("wq", "bq"), ("wk", "bk"), ("wv", "bv"))
+        return {name: part for pair, part in zip(names, parts, strict=True) for name in pair}
+    if not arch.interleaved:
+        return {}
+    q, k = (
+        half_split_rows(config.num_heads, config.head_dim),
+        half_split_rows(config.num_kv_heads, config.head_dim),
+    )
+    return {"wq": q, "bq": q, "wk": k, "bk": k}
+
+
+def _layer_entries(
+    file: GgufFile, config: ModelConfig, arch: GgufArch, rows: dict[str, Rows], layer: int
+) -> dict[str, Entry]:
+    prefix = f"blk.{layer}."
+    fused_rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    names = _layer_names(file, arch, prefix)
+    entries: dict[str, Entry] = {}
+    for name, shape in layer_shapes(config).items():
+        source = prefix + names[name]
+        if arch.fused and name in _FUSED:
+            shape = (fused_rows, *shape[1:])
+        # Files for sparse engines keep the down matrix by neuron; kairox.cpp's do so under the usual name.
+        by_neuron = "ffn_down_t" in source or f"{prefix}ffn_pred_up.weight" in file.tensors
+        transpose = name == "w_down" and not by_neuron
+        entries[f"layers.{layer}.{name}"] = Entry(
+            source=source, shape=shape[::-1] if transpose else shape, rows=rows.get(name), transpose=transpose
+        )
+    return entries
+
+
+def _layer_names(file: GgufFile, arch: GgufArch, prefix: str) -> dict[str, str]:
+    names = dict(_NAMES)
+    if arch.fused:
+        names |= _FUSED
+    if arch.parallel_block:
+        # One norm for both parts, or (40B) one each: then attn_norm_2 is attention's.
+        attention = "attn_norm_2" if f"{prefix}attn_norm_2.weight" in file.tensors else "attn_norm"
+        names |= {"attn_norm": f"{attention}.weight", "attn_norm_bias": f"{attention}.bias"}
+        names |= {"ffn_norm": "attn_norm.weight", "ffn_norm_bias": "attn_norm.bias"}
+    for name, by_neuron in (("w_down", "ffn_down_t.weight"), ("b_down", "ffn_down_t.bias")):
+        if prefix + by_neuron in file.tensors:
+            names[name] = by_neuron
+    return names
+
+
+def _predictor_entries(file: GgufFile, config: ModelConfig) -> dict[str, Entry]:
+    """Give PowerInfer's predictors: ``fc1`` [R, D] and ``fc2`` [F, R], R of its own in each layer."""
+    entries: dict[str, Entry] = {}
+    found = [f"blk.{layer}.fc1.weight" in file.tensors for layer in range(config.num_layers)]
+    if not any(found):
+        return entries
+    for layer in range(config.num_layers):
+        first, second = f"blk.{layer}.fc1.weight", f"blk.{layer}.fc2.weight"
+        if not found[layer] or len(file.shapes[first]) != 2:
+            raise FormatError(file.path, first, "missing or no matrix, while other layers have a predictor")
+        rank = file.shapes[first][0]
+        entries[f"layers.{layer}.pred_fc1"] = Entry(source=first, shape=(rank, config.d_model))
+        entries[f"layers.{layer}.pred_fc2"] = Entry(source=second, shape=(config.num_neurons, rank))
     return entries

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kairox_jax.config import ModelConfig, RopeScaling
+from kairox_jax.config import ModelConfig
 from kairox_jax.io.errors import FormatError
+from kairox_jax.io.hf_rope import hf_rope
 from kairox_jax.io.json_file import JsonObject, read_json
 
 _ACTIVATIONS = {
@@ -25,11 +26,6 @@ _ACTIVATIONS = {
 }
 _LLAMA_LIKE = ("llama", "sparsellama", "mistral", "bamboo", "qwen2")
 _FALCON = ("falcon", "RefinedWeb", "RefinedWebModel")
-_NOT_ROTARY = {
-    "dynamic": "its frequencies change with the length of the text",
-    "yarn": "it also rescales attention",
-    "longrope": "it switches frequencies with the length of the text",
-}
 
 
 def hf_config(folder: Path, *, add_bos: bool) -> ModelConfig:
@@ -73,7 +69,7 @@ def _llama_like(json: JsonObject, kind: str) -> dict[str, Any]:
     num_heads = json.whole("num_attention_heads")
     d_model = json.whole("hidden_size")
     mistral = kind in ("mistral", "bamboo")
-    theta, scaling = _rope(json)
+    theta, scaling = hf_rope(json)
     activation, threshold = _activation(json, kind)
     bias = kind == "qwen2" or json.flag("attention_bias", False)
     return {
@@ -99,11 +95,12 @@ def _llama_like(json: JsonObject, kind: str) -> dict[str, Any]:
 
 
 def _opt(json: JsonObject) -> dict[str, Any]:
-    json.refuse("do_layer_norm_before", True)
+    json.refuse("do_layer_norm_before", True, reason="norms after each part (OPT-350m) are not computed")
     json.refuse("_remove_final_layer_norm", False)
     json.refuse("layer_norm_elementwise_affine", True)
     num_heads, d_model = json.whole("num_attention_heads"), json.whole("hidden_size")
-    json.refuse("word_embed_proj_dim", d_model)
+    reason = f"embeddings of another width than hidden_size {d_model} (OPT-350m) are not computed"
+    json.refuse("word_embed_proj_dim", d_model, reason=reason)
     activation, threshold = _activation(json, "opt")
     bias = json.flag("enable_bias", True)
     return {
@@ -130,7 +127,8 @@ def _opt(json: JsonObject) -> dict[str, Any]:
 
 
 def _falcon(json: JsonObject, kind: str) -> dict[str, Any]:
-    json.refuse("alibi", False)
+    json.refuse("alibi", False, reason="attention biases by distance (Falcon-RW) are not computed")
+    json.refuse("apply_residual_connection_post_layernorm", False)
     num_heads = json.whole("num_attention_heads", "n_head")
     d_model = json.whole("hidden_size", "n_embed")
     new = falcon_is_new(json.values)
@@ -141,7 +139,7 @@ def _falcon(json: JsonObject, kind: str) -> dict[str, Any]:
         num_kv_heads = json.whole("num_kv_heads", "n_head_kv", default=num_heads) if new else num_heads
     else:
         num_kv_heads = 1
-    theta, scaling = _rope(json)
+    theta, scaling = hf_rope(json)
     activation, threshold = _activation(json, "falcon")
     bias = json.flag("bias", False)
     return {
@@ -192,9 +190,15 @@ def _activation(json: JsonObject, kind: str) -> tuple[str, float]:
     )
     default = {"opt": "relu", "falcon": "gelu", "bamboo": "relu"}.get(kind, "silu")
     name = json.get(*keys, default=default)
+    given = {str(json.get(key)).lower() for key in keys if json.get(key) is not None}
+    if len(given) > 1:
+        raise json.error(
+            keys[0], f"{name!r} disagrees with {keys[1]} {json.get(keys[1])!r}: keep one of them"
+        )
     if not isinstance(name, str) or name.lower() not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
-        raise json.error(keys[0], f"{name!r} is not supported; expected one of {known}")
+        source = "" if given else f", which is what a {kind} without this key computes,"
+        raise json.error(keys[0], f"{name!r:.80}{source} is not supported; expected one of {known}")
     activation = _ACTIVATIONS[name.lower()]
     if activation == "fatrelu":
         if json.get("hidden_act_param") is None:
@@ -204,47 +208,6 @@ def _activation(json: JsonObject, kind: str) -> tuple[str, float]:
     if activation == "relu" and kind == "bamboo":
         return "drelu", 0.0
     return activation, 0.0
-
-
-def _rope(json: JsonObject) -> tuple[float, RopeScaling | None]:
-    """Return the base and the scaling of the rotary frequencies, from old or new keys."""
-    key = "rope_parameters" if json.get("rope_parameters") is not None else "rope_scaling"
-    values = json.get(key, default={})
-    if not isinstance(values, dict) or any(isinstance(value, dict) for value in values.values()):
-        raise json.error(key, f"{values!r}: expected one set of values for all layers")
-    other = json.get("rope_scaling")
-    if key != "rope_scaling" and other is not None and other != values:
-        raise json.error(
-            "rope_scaling", f"{other!r} disagrees with rope_parameters {values!r}: keep one of them"
-        )
-    rope = JsonObject(json.path, values)
-    rope.refuse("partial_rotary_factor", 1, 1.0)
-    theta = rope.number("rope_theta", default=json.number("rope_theta", default=10000.0))
-    kind = rope.get("rope_type", "type", default="default")
-    if kind == "default":
-        return theta, None
-    if kind not in ("linear", "llama3"):
-        reason = _NOT_ROTARY.get(str(kind), "unknown")
-        raise json.error(
-            key, f"rotary scaling {kind!r} is not supported ({reason}); expected linear or llama3"
-        )
-    try:
-        if kind == "linear":
-            if rope.get("factor") is None:
-                raise json.error(f"{key}.factor", "missing: linear scaling needs it")
-            return theta, RopeScaling(kind="linear", factor=rope.number("factor", default=1.0))
-        # What a file does not say is as in Llama 3.1, which introduced this scaling.
-        return theta, RopeScaling(
-            kind="llama3",
-            factor=rope.number("factor", default=8.0),
-            low_freq_factor=rope.number("low_freq_factor", default=1.0),
-            high_freq_factor=rope.number("high_freq_factor", default=4.0),
-            original_context=rope.whole("original_max_position_embeddings", default=8192),
-        )
-    except FormatError:
-        raise
-    except ValueError as error:
-        raise json.error(key, str(error)) from None
 
 
 def _sliding_window(json: JsonObject, kind: str) -> int | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 
 from kairox_jax.config import ModelConfig
+from kairox_jax.io.canonical import layer_shapes
 from kairox_jax.io.weights import Entry
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -59,6 +61,12 @@ _FALCON = {
     "b_up": "mlp.dense_h_to_4h.bias",
     "b_down": "mlp.dense_4h_to_h.bias",
 }
+# Tensors without effect on the result: buffers of older transformers versions, an output matrix beside tied
+# embeddings, and the predictors inside TurboSparse's FFN, whose use is not published.
+HF_IGNORED = re.compile(
+    r".*\.rotary_emb\.inv_freq$|.*\.masked_bias$|(transformer\.)?h\.\d+\.self_attention\.bias$|lm_head\.weight$"
+    r"|.*\.mlp\.predictor\."
+)
 # OPT's table of positions begins with two rows that no position uses.
 _OPT_OFFSET = 2
 
@@ -140,7 +148,7 @@ def _output(config: ModelConfig) -> dict[str, Entry]:
 def _layers(
     config: ModelConfig, prefix: str, names: Callable[[int], dict[str, str]], *, fused: bool = False
 ) -> dict[str, Entry]:
-    shapes = _layer_shapes(config)
+    shapes = layer_shapes(config)
     rows = _fused_rows(config) if fused else {}
     fused_rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     entries: dict[str, Entry] = {}
@@ -158,33 +166,6 @@ def _layers(
                 transpose=name == "w_down",
             )
     return entries
-
-
-def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Give the canonical weights of a layer that this config asks for."""
-    dim, ffn = config.d_model, config.num_neurons
-    q_dim, kv_dim = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "attn_norm": (dim,),
-        "wq": (q_dim, dim),
-        "wk": (kv_dim, dim),
-        "wv": (kv_dim, dim),
-        "wo": (dim, q_dim),
-        "ffn_norm": (dim,),
-        "w_up": (ffn, dim),
-        "w_down": (ffn, dim),
-    }
-    if config.gated:
-        shapes |= {"w_gate": (ffn, dim)}
-    if config.norm == "layernorm":
-        shapes |= {"attn_norm_bias": (dim,), "ffn_norm_bias": (dim,)}
-    if config.qkv_bias:
-        shapes |= {"bq": (q_dim,), "bk": (kv_dim,), "bv": (kv_dim,)}
-    if config.out_bias:
-        shapes |= {"bo": (dim,)}
-    if config.ffn_bias:
-        shapes |= {"b_up": (ffn,), "b_down": (dim,)}
-    return shapes
 
 
 def _fused_rows(config: ModelConfig) -> dict[str, Callable[[], np.ndarray]]:

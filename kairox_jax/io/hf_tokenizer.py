@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, pre_tokenizers
 
 from kairox_jax.io.errors import FormatError
 from kairox_jax.io.json_file import read_json
+from kairox_jax.io.sentencepiece_file import read_sentencepiece
+from kairox_jax.io.sentencepiece_vocab import CONTROL, USER, SentencePieceVocab, build_engine, special_ids
 from kairox_jax.io.tokenizer import END_OF_TURN, Tokenizer, byte_alphabet, byte_level_piece
 
 _GPT2_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>")
@@ -33,6 +37,8 @@ def hf_tokenizer(folder: Path, *, bos_id: int | None, eos_ids: tuple[int, ...], 
     path = folder / "tokenizer.json"
     if not path.is_file() and (folder / "merges.txt").is_file():
         return _gpt2_tokenizer(folder, bos_id=bos_id, eos_ids=eos_ids, add_bos=add_bos)
+    if not path.is_file() and (folder / "tokenizer.model").is_file():
+        return _sentencepiece_tokenizer(folder, bos_id=bos_id, eos_ids=eos_ids, add_bos=add_bos)
     if not path.is_file():
         raise FormatError(
             path,
@@ -113,6 +119,62 @@ def _gpt2_tokenizer(
     )
 
 
+def sentencepiece_vocab(folder: Path) -> SentencePieceVocab:
+    """Read SentencePiece's own file, ``tokenizer.model``, and the tokens that were added to it.
+
+    Raises:
+        FormatError: it is broken, or the added tokens do not follow its own.
+    """
+    vocab = read_sentencepiece(folder / "tokenizer.model")
+    added = _added_tokens(folder, len(vocab.tokens))
+    kinds = [CONTROL if special else USER for _, special in added]
+    return replace(
+        vocab,
+        tokens=[*vocab.tokens, *(token for token, _ in added)],
+        scores=np.append(vocab.scores, np.zeros(len(added))),
+        types=np.append(vocab.types, np.array(kinds, np.int32)),
+    )
+
+
+def _sentencepiece_tokenizer(
+    folder: Path, *, bos_id: int | None, eos_ids: tuple[int, ...], add_bos: bool
+) -> Tokenizer:
+    """Build the tokenizer of SentencePiece's own file and of the tokens that were added to it."""
+    vocab = sentencepiece_vocab(folder)
+    engine, pieces = build_engine(vocab)
+    ends = [i for i in np.flatnonzero(vocab.types == CONTROL).tolist() if vocab.tokens[i] in END_OF_TURN]
+    return Tokenizer(
+        engine,
+        pieces,
+        special=special_ids(vocab.types),
+        bos_id=bos_id,
+        eos_ids=tuple(dict.fromkeys([*eos_ids, *ends])),
+        add_bos=add_bos and bos_id is not None,
+        strip_first_space=vocab.add_space,
+    )
+
+
+def _added_tokens(folder: Path, first: int) -> list[tuple[str, bool]]:
+    """List the tokens after the vocabulary, and whether each is special."""
+    settings, plain = folder / "tokenizer_config.json", folder / "added_tokens.json"
+    found: dict[int, tuple[str, bool]] = {}
+    if plain.is_file():
+        found = {i: (token, False) for token, i in read_json(plain).items() if isinstance(i, int)}
+    entries = read_json(settings).get("added_tokens_decoder") if settings.is_file() else None
+    for key, entry in (entries if isinstance(entries, dict) else {}).items():
+        if not key.isdecimal() or not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+            raise FormatError(settings, f"added_tokens_decoder.{key[:40]}", "expected an id and its content")
+        found[int(key)] = (entry["content"], bool(entry.get("special")))
+    found = {i: token for i, token in found.items() if i >= first}
+    if sorted(found) != list(range(first, first + len(found))):
+        raise FormatError(
+            settings if entries else plain,
+            "added tokens",
+            f"their ids do not follow the {first} of tokenizer.model",
+        )
+    return [found[i] for i in sorted(found)]
+
+
 def _byte_rule(values: dict[str, Any], path: Path) -> tuple[Callable[[str], bytes], bool]:
     """Return how a token becomes bytes, and whether a text's first space belongs to the tokenizer."""
     kinds = set(_types(values.get("decoder"))) | set(_types(values.get("pre_tokenizer")))
@@ -149,7 +211,9 @@ def adds_bos(folder: Path) -> bool:
         if isinstance(value, bool):
             return value
     path = folder / "tokenizer.json"
-    return path.is_file() and _template_begins_special(read_json(path).get("post_processor"))
+    if not path.is_file():
+        return (folder / "tokenizer.model").is_file()  # LlamaTokenizer does unless told otherwise
+    return _template_begins_special(read_json(path).get("post_processor"))
 
 
 def _template_begins_special(part: Any) -> bool:

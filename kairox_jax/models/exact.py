@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,33 +23,55 @@ def check_mode(mode: str) -> None:
 
 
 def find_sparsity(checkpoint: Checkpoint, folder: str | Path | None) -> Sparsity | None:
-    """Return thresholds and profile from a folder, or those that are shipped for this model, if any.
+    """Return thresholds and profile from a folder; without one the checkpoint's own, or the shipped ones, if any.
 
     Raises:
         ValueError: the folder is broken, or was made for another model.
     """
-    if folder is None:
+    own = checkpoint.own_sparsity() if folder is None else None
+    if folder is None and own is None:
         return shipped_sparsity(checkpoint)
-    sparsity = load_sparsity(folder)
+    sparsity = load_sparsity(folder) if folder is not None else own
+    assert sparsity is not None
     check_model(sparsity, checkpoint)
     return sparsity
+
+
+def gate_thresholded(checkpoint: Checkpoint, sparsity: Sparsity | None) -> Checkpoint:
+    """Return the checkpoint as a FATReLU model where its sparsity holds thresholds on the gate.
+
+    Raises:
+        ValueError: such thresholds for an activation that FATReLU does not replace.
+    """
+    if sparsity is None or sparsity.meta.get("rule") != "fatrelu":
+        return checkpoint
+    if checkpoint.config.activation not in ("relu", "fatrelu"):
+        raise ValueError(
+            f"the thresholds are FATReLU's, this model's activation is {checkpoint.config.activation}: make "
+            "thresholds for it with `kairox sparsify`"
+        )
+    return replace(checkpoint, config=replace(checkpoint.config, activation="fatrelu"))
 
 
 def resolve_thresholds(config: ModelConfig, sparsity: Sparsity | None) -> Float[np.ndarray, " L"]:
     """Return each layer's activation threshold for ``exact`` mode: float32 [L].
 
-    A SiLU model takes those of ``sparsity``; the others their config's (zero for all but FATReLU).
+    A SiLU model takes those of ``sparsity``, a FATReLU model too where they are thresholds on the gate (see
+    ``gate_thresholded``); the others their config's (zero for all but FATReLU).
 
     Raises:
         ValueError: a SiLU model without thresholds (none of its neurons is ever exactly zero), or with those
             of another number of layers.
     """
-    if config.activation != "silu":
+    on_gate = (
+        config.activation == "fatrelu" and sparsity is not None and sparsity.meta.get("rule") == "fatrelu"
+    )
+    if config.activation != "silu" and not on_gate:
         return np.full(config.num_layers, config.activation_threshold, np.float32)
     if sparsity is None:
         raise ValueError(
             "this model's activation is SiLU, which is never zero, and no thresholds are known for it: "
-            "use --mode dense, or make thresholds with `python -m training.thresholds` and give their folder "
+            "use --mode dense, or make thresholds with `kairox sparsify MODEL --out FOLDER` and give them "
             "as --sparsity FOLDER"
         )
     thresholds = np.asarray(sparsity.thresholds, np.float32)

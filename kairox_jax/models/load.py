@@ -11,11 +11,12 @@ import numpy as np
 from flax import nnx
 
 from kairox_jax.config import ModelConfig
-from kairox_jax.io import open_checkpoint
+from kairox_jax.io import load_sparsity, open_checkpoint
 from kairox_jax.models.attention import Attention
 from kairox_jax.models.decoder import Block, Decoder
-from kairox_jax.models.exact import check_mode, find_sparsity, resolve_thresholds
+from kairox_jax.models.exact import check_mode, find_sparsity, gate_thresholded, resolve_thresholds
 from kairox_jax.models.ffn import FFN, Threshold
+from kairox_jax.models.norm import Norm
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -52,6 +53,19 @@ def _set_optional(module: nnx.Module, source: TensorSource, prefix: str, names: 
     for ours, theirs in names.items():
         if getattr(module, ours) is not None:
             _set(module, ours, source.tensor(prefix + theirs))
+
+
+def load_norm(source: TensorSource, name: str) -> Norm[np.ndarray]:
+    """Read a norm by the canonical name of its scale, on the host."""
+    bias = source.tensor(name + "_bias") if source.config.norm == "layernorm" else None
+    return Norm(source.tensor(name), bias)
+
+
+def load_down_biases(source: TensorSource) -> list[np.ndarray] | None:
+    """Read what each layer's FFN adds whichever neurons are active: ``b_down`` [D], or None without biases."""
+    if not source.config.ffn_bias:
+        return None
+    return [source.tensor(f"layers.{layer}.b_down") for layer in range(source.config.num_layers)]
 
 
 def load_attention(source: TensorSource, layer: int) -> Attention:
@@ -119,7 +133,7 @@ def load_model(
         name_or_path: a registered name, a local file or folder, or a Hugging Face repository.
         mode: "dense" computes every neuron; "exact" drops the inactive ones, which for the ReLU family is the
             same function, and for SiLU is that of its thresholds.
-        sparsity: folder with a SiLU model's thresholds, for "exact"; None takes the shipped ones.
+        sparsity: folder with thresholds, for "exact"; None takes the shipped ones.
 
     Returns:
         The module, every weight on the default device.
@@ -135,13 +149,16 @@ def load_model(
             f"sparsity {str(sparsity)!r} has no effect in mode 'dense': leave it out, or use 'exact'"
         )
     checkpoint = open_checkpoint(name_or_path)
-    activation = checkpoint.config.activation
-    if mode == "dense" or activation != "silu":
-        if sparsity is not None:
-            raise ValueError(
-                f"sparsity {str(sparsity)!r} has no effect: activation {activation!r} is zero by itself "
-                "where a neuron is inactive; leave it out"
-            )
+    if mode == "dense":
         return load_decoder(checkpoint)
+    activation = checkpoint.config.activation
+    if activation != "silu" and sparsity is not None and "rule" not in load_sparsity(sparsity).meta:
+        raise ValueError(
+            f"sparsity {str(sparsity)!r} has no effect: activation {activation!r} is zero by itself "
+            "where a neuron is inactive; leave it out"
+        )
     found = find_sparsity(checkpoint, sparsity)
+    checkpoint = gate_thresholded(checkpoint, found)
+    if activation != "silu" and (found is None or "rule" not in found.meta):
+        return load_decoder(checkpoint)
     return load_decoder(checkpoint, [float(t) for t in resolve_thresholds(checkpoint.config, found)])

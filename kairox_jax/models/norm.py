@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Generic, NamedTuple, TypeVar
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
+
+Vector = TypeVar("Vector", Float[Array, " D"], Float[np.ndarray, " D"])
+
+
+class Norm(NamedTuple, Generic[Vector]):
+    """A checkpoint's norm: a scale [D], and the bias [D] of a layer norm (None: an RMS norm)."""
+
+    scale: Vector
+    bias: Vector | None
 
 
 def rms_norm(x: Float[Array, "*batch D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*batch D"]:

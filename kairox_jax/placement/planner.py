@@ -17,11 +17,11 @@ class Needs:
     """What a model needs of the device apart from slots, in bytes.
 
     Attributes:
-        dense_bytes: embedding, attention, norms and output matrix.
+        dense_bytes: embedding, attention, norms, output matrix, and the scales that down columns share.
         cache_bytes: keys and values of the whole context.
         workspace_bytes: activations, streamed layers of the prefill, staging buffers.
         runtime_bytes: what the driver and the compiler's runtime keep for themselves.
-        slot_bytes: one neuron in the slot arrays.
+        slot_bytes: one neuron in the slot arrays, the mean over layers.
     """
 
     dense_bytes: int

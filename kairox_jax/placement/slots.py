@@ -1,18 +1,9 @@
-"""Slots: which neuron holds which device slot (host table), and the device arrays themselves."""
+"""The slot table: which neuron holds which device slot."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import cast
-
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt8
-
-from kairox_jax.placement.unpack import unpack_records
-from kairox_jax.quant import RecordLayout
-from pallas_kernels.slot_scatter import slot_scatter
+from jaxtyping import Bool, Int
 
 NONE = -1
 
@@ -110,34 +101,3 @@ class SlotTable:
         kept = self.slot_of[layer, neurons] == slots
         self.reserved[layer, neurons[kept]] = False
         return kept
-
-
-SlotArrays = tuple[Float[Array, "C D"], ...]
-
-
-def empty_slots(capacity: int, layout: RecordLayout) -> SlotArrays:
-    """Return one layer's zeroed slot arrays: R arrays float32 [C, D], one for each row of a record.
-
-    R separate arrays because a slice of a stacked one would be copied before each matrix product.
-    """
-    return tuple(jnp.zeros((capacity, layout.num_elems), jnp.float32) for _ in layout.formats)
-
-
-def slot_bytes(layout: RecordLayout) -> int:
-    """Return the bytes that one neuron takes in the slot arrays."""
-    return len(layout.formats) * layout.num_elems * 4
-
-
-@partial(jax.jit, donate_argnames="slots", static_argnames="layout")
-def commit_records(
-    slots: SlotArrays, staging: UInt8[Array, "M nbytes"], at: Int[Array, " M"], *, layout: RecordLayout
-) -> SlotArrays:
-    """Unpack arrived records and scatter them into their slots, in place: the passed arrays are donated.
-
-    Args:
-        slots: one layer's arrays, R of [C, D].
-        staging: packed records [M, record bytes].
-        at: slot of each record, int32 [M]; C or more drops the row (padding).
-        layout: of the records.
-    """
-    return cast(SlotArrays, slot_scatter(slots, jnp.stack(unpack_records(staging, layout), axis=1), at))

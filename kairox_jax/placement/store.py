@@ -10,7 +10,14 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from kairox_jax.config import ModelConfig
-from kairox_jax.quant import PackedRows, RecordLayout
+from kairox_jax.quant import (
+    PackedRows,
+    RecordLayout,
+    SharedScales,
+    column_format,
+    split_columns,
+    transpose_rows,
+)
 
 ALIGNMENT = 64  # bytes; JAX's CPU backend takes an aligned NumPy array without a copy
 
@@ -27,12 +34,20 @@ class RowSource(Protocol):
         """Return a fresh float32 array by canonical name."""
         ...
 
-    def packed(self, name: str) -> PackedRows | None:
-        """Return a matrix in the file's own rows, or None where it does not keep it by row."""
+    def packed(self, name: str, *, transposed: bool = False) -> PackedRows | None:
+        """Return a matrix in the file's own rows, or None where the file keeps it in the other direction."""
+        ...
+
+    def packed_format(self, name: str) -> str | None:
+        """Return the format of what ``packed`` gives, without reading it."""
         ...
 
     def check_packed(self, name: str) -> None:
         """Raise where ``packed`` gives a NaN or an infinity."""
+        ...
+
+    def release(self) -> None:
+        """Give back memory that reading took."""
         ...
 
 
@@ -45,27 +60,29 @@ def aligned_bytes(rows: int, row_bytes: int) -> UInt8[np.ndarray, "rows nbytes"]
 
 @dataclass(frozen=True, kw_only=True)
 class NeuronStore:
-    """Records of all layers.
+    """Records of all layers, in the file's own formats.
 
     Attributes:
-        layout: formats and places of a record's rows, the same in every layer.
+        layouts: one a layer: formats and places of a record's rows.
         layers: one array a layer, uint8 [F, record bytes]: gate row, up row and down column of a neuron.
+        scales: one table a layer where its down columns share scales, else None.
         biases: one array a layer, float32 [F, R-1], or None for a model without.
     """
 
-    layout: RecordLayout
+    layouts: tuple[RecordLayout, ...]
     layers: tuple[UInt8[np.ndarray, "F nbytes"], ...]
+    scales: tuple[SharedScales | None, ...]
     biases: tuple[Float[np.ndarray, "F r"], ...] | None = None
 
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of one neuron's record."""
-        return self.layout.record_bytes
+    def record_bytes(self, layer: int) -> int:
+        """Return the bytes of one neuron's record."""
+        return self.layouts[layer].record_bytes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all records."""
-        return sum(layer.nbytes for layer in self.layers)
+        """Bytes of all records and tables."""
+        tables = sum(table.nbytes for table in self.scales if table is not None)
+        return sum(layer.nbytes for layer in self.layers) + tables
 
     def gather(
         self, layer: int, ids: Int[np.ndarray, " n"], *, rows: int | None = None
@@ -82,7 +99,7 @@ class NeuronStore:
         Returns:
             uint8 [M, record bytes].
         """
-        staging = aligned_bytes(len(ids) if rows is None else rows, self.record_bytes)
+        staging = aligned_bytes(len(ids) if rows is None else rows, self.record_bytes(layer))
         np.take(self.layers[layer], ids, axis=0, out=staging[: len(ids)], mode="clip")
         return staging
 
@@ -92,27 +109,35 @@ def row_names(config: ModelConfig) -> tuple[str, ...]:
     return ("w_gate", "w_up", "w_down") if config.gated else ("w_up", "w_down")
 
 
-def record_layout(source: RowSource) -> RecordLayout:
-    """Return the layout that keeps a checkpoint's rows as they are.
+def record_layouts(source: RowSource) -> tuple[RecordLayout, ...]:
+    """Return the layout of each layer that keeps a checkpoint's weights as they are.
 
-    Gate and up rows keep the file's format where all layers have the same one. The down matrix is transposed in
-    most files: its columns are then kept in float32.
+    Gate and up rows keep the file's format where the two agree. A down matrix that the file keeps by output in
+    blocks becomes shared-scale columns, one of single weights is transposed in its own type. What the kernels do
+    not read, such as K-quants, becomes float32.
     """
+    return tuple(_layout(source, layer) for layer in range(source.config.num_layers))
+
+
+def _layout(source: RowSource, layer: int) -> RecordLayout:
     config = source.config
-    *inputs, down = (_common_format(source, name) for name in row_names(config))
-    row = inputs[0] if len(set(inputs)) == 1 else "f32"
-    return RecordLayout(num_elems=config.d_model, formats=(row,) * len(inputs) + (down,))
+    *inputs, down = (f"layers.{layer}.{name}" for name in row_names(config))
+    formats = {source.packed_format(name) or "f32" for name in inputs}
+    row = formats.pop() if len(formats) == 1 else "f32"
+    return RecordLayout(
+        num_elems=config.d_model, formats=(row,) * len(inputs) + (_down_format(source, down),)
+    )
 
 
-def _common_format(source: RowSource, name: str) -> str:
-    """Return the format that a matrix has in all layers, or float32 where they differ or are transposed."""
-    packed = [source.packed(f"layers.{layer}.{name}") for layer in range(source.config.num_layers)]
-    formats = {"f32" if rows is None else rows.format for rows in packed}
-    return formats.pop() if len(formats) == 1 else "f32"
+def _down_format(source: RowSource, name: str) -> str:
+    by_output = source.packed(name, transposed=True)
+    if by_output is None:
+        return source.packed_format(name) or "f32"
+    return column_format(by_output.format) or by_output.format
 
 
 def load_store(source: RowSource, *, progress: Callable[[int], None] = lambda layer: None) -> NeuronStore:
-    """Read every neuron of a checkpoint into records.
+    """Read every neuron of a checkpoint into records; beside them, one matrix at a time is in memory.
 
     Args:
         source: an open checkpoint.
@@ -121,20 +146,51 @@ def load_store(source: RowSource, *, progress: Callable[[int], None] = lambda la
     Returns:
         The store, read-only.
     """
-    config, layout = source.config, record_layout(source)
-    layers = []
-    for layer in range(config.num_layers):
+    config, layouts = source.config, record_layouts(source)
+    layers, scales = [], []
+    for layer, layout in enumerate(layouts):
         records = aligned_bytes(config.num_neurons, layout.record_bytes)
-        for row, name in enumerate(row_names(config)):
-            layout.put(records, row, _rows(source, f"layers.{layer}.{name}", layout.formats[row]))
+        *inputs, down = (f"layers.{layer}.{name}" for name in row_names(config))
+        for row, name in enumerate(inputs):
+            layout.put(records, row, _rows(source, name, layout.formats[row]))
+        scales.append(_put_down(source, down, layout, records))
         records.flags.writeable = False
         layers.append(records)
+        source.release()  # else the file's pages stay in memory beside the records: twice the model
         progress(layer)
     biases = None
     if config.ffn_bias:
         names = [f"layers.{layer}.b_up" for layer in range(config.num_layers)]
         biases = tuple(np.ascontiguousarray(source.tensor(name)[:, None]) for name in names)
-    return NeuronStore(layout=layout, layers=tuple(layers), biases=biases)
+    return NeuronStore(layouts=layouts, layers=tuple(layers), scales=tuple(scales), biases=biases)
+
+
+def _put_down(
+    source: RowSource, name: str, layout: RecordLayout, records: UInt8[np.ndarray, "F nbytes"]
+) -> SharedScales | None:
+    """Write the down columns of a layer, and return the scales that they share."""
+    row = len(layout.formats) - 1
+    by_output = source.packed(name, transposed=True)
+    if by_output is None:
+        layout.put(records, row, _rows(source, name, layout.formats[row]))
+        return None
+    source.check_packed(name)
+    if layout.shares_scales:
+        codes, scales = split_columns(by_output)
+        layout.put_bytes(records, row, codes)
+        minima = None if scales.minima is None else _aligned(scales.minima)
+        return SharedScales(_aligned(scales.scales), minima)
+    at = layout.offsets[row]
+    transpose_rows(by_output, records[:, at : at + layout.row_bytes[row]])
+    return None
+
+
+def _aligned(table: np.ndarray) -> np.ndarray:
+    """Copy a table to aligned, read-only memory."""
+    copy = aligned_bytes(len(table), table.shape[1] * table.itemsize).view(table.dtype)
+    copy[:] = table
+    copy.flags.writeable = False
+    return copy
 
 
 def _rows(source: RowSource, name: str, format: str) -> PackedRows:

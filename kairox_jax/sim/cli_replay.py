@@ -7,8 +7,10 @@ import json
 import sys
 
 from kairox_jax.balancing import POLICIES
+from kairox_jax.io.grouping import load_grouping
 from kairox_jax.io.trace import read_trace
 from kairox_jax.sim.compare import parse_param
+from kairox_jax.sim.groups import reorder, reorder_prior
 from kairox_jax.sim.machine import profile_names
 from kairox_jax.sim.models import DTYPE_BYTES, MODELS
 from kairox_jax.sim.priors import check_same_model, choose_priors
@@ -64,6 +66,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
         "--capacity", type=parse_capacity, default=0.25, help="slots per layer (500), or a share (0.25)"
     )
     parser.add_argument("--prior", default="auto", help="a trace whose frequencies are the profile, or none")
+    parser.add_argument("--grouping", metavar="FILE", help="groups of `kairox group` move together")
     parser.add_argument("--json", action="store_true", help="print every step and the totals as JSON")
     parser.add_argument("--check", action="store_true", help="check every plan of the policy")
 
@@ -88,6 +91,15 @@ def run_replay(args: argparse.Namespace) -> int:
     traces = [read_trace(path) for path in args.traces]
     check_same_model(traces)
     priors, prior_note = choose_priors(traces, args.prior)
+    if args.grouping is not None:
+        grouping = load_grouping(args.grouping)
+        if args.group_size not in (1, grouping.group_size):
+            raise ValueError(
+                f"--group-size {args.group_size} is not that of {args.grouping}, {grouping.group_size}: leave it out"
+            )
+        args.group_size = grouping.group_size
+        traces = [reorder(trace, grouping) for trace in traces]
+        priors = [reorder_prior(prior, grouping) for prior in priors]
     settings = ReplaySettings(
         policy=args.policy,
         params=dict(parse_param(text) for text in args.param),

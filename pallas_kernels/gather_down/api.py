@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Bool, Float, Int32
 
-from pallas_kernels.block_rows import Rows
+from pallas_kernels.block_rows import ColumnRows, Rows
 from pallas_kernels.gather_down import pallas, xla
 from pallas_kernels.implementations import load_twin, resolve_implementation
 from pallas_kernels.slots import check_selection
@@ -12,7 +12,7 @@ from pallas_kernels.slots import check_selection
 
 def gather_down(
     values: Float[Array, "B K"],
-    down: Rows,
+    down: Rows | ColumnRows,
     slots: Int32[Array, " K"] | None,
     n: Int32[Array, ""] | None,
     *,
@@ -30,7 +30,8 @@ def gather_down(
     Args:
         values: float32 [B, K] ([B, C] by mask), B 1..8.
         down: down rows of the slots, [C, D] in float32, bfloat16 or float16, or ``BlockRows``
-            (the transposed columns of the usual [D, F] matrix).
+            (the transposed columns of the usual [D, F] matrix), or ``ColumnRows``: codes whose scales
+            columns share; D is then padded to a multiple of 32, and so is the result.
         slots: int32 [K], distinct; entries outside 0..C-1 are skipped. None selects by ``valid``.
         n: int32 scalar on the device: how many entries of ``slots`` count.
         deterministic: True sums partial results in a fixed order, so that equal arguments give equal bits.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pallas_kernels.block_rows import FORMATS as BLOCKED
 from pallas_kernels.shapes import LLAMA_7B, LLAMA_13B, SMOLLM2_135M
 
 
@@ -24,6 +25,7 @@ class DownCase:
     dtype: str = "float32"
 
 
+COLUMNS = tuple(f"{name}_column" for name in BLOCKED)
 _BASE = DownCase(name="base")
 CASES = (
     _BASE,
@@ -37,7 +39,9 @@ CASES = (
     replace(_BASE, name="batch-3", b=3),
     replace(_BASE, name="batch-8-ragged", b=8, d=100, n=17),
     *(replace(_BASE, name=s.name, d=s.d, c=40, k=24, n=18) for s in (SMOLLM2_135M, LLAMA_7B, LLAMA_13B)),
-    *(replace(_BASE, name=dtype, dtype=dtype, b=2) for dtype in ("bfloat16", "float16", "q8_0", "q4_0")),
+    *(replace(_BASE, name=dtype, dtype=dtype, b=2) for dtype in ("bfloat16", "float16", *BLOCKED, *COLUMNS)),
+    replace(_BASE, name="column-ragged", dtype="q4_1_column", c=50, d=100),
+    replace(_BASE, name="column-7b", dtype="q8_0_column", d=LLAMA_7B.d, c=40, k=24, n=18),
 )
 
 

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels import tiles as t
-from pallas_kernels.block_rows import BlockRows, Rows, row_format
+from pallas_kernels.block_rows import BlockRows, ColumnRows, Rows
 from pallas_kernels.slots import as_list
 from pallas_kernels.tiles import plt
 
 
 def gather_down(
     values: jax.Array,
-    down: Rows,
+    down: Rows | ColumnRows,
     *,
     slots: jax.Array | None,
     n: jax.Array | None,
@@ -39,12 +39,14 @@ def gather_down(
         (tiles.split, batch, padded_d) if deterministic else (batch, padded_d), jnp.float32
     )
     out = jax.eval_shape(lambda zeros: t.in_blocks(zeros, down), out)
-    operands = [values, slots, n.reshape(1), *t.row_operands("down", down).values()]
+    named = {"values": values, "slots": slots, "n": n.reshape(1), **t.row_operands("down", down)}
+    names = tuple(name for name, operand in named.items() if operand is not None)
+    operands = [named[name] for name in names]
     if not deterministic:
         operands.append(jnp.zeros(out.shape, out.dtype))  # becomes the output, which the atomics add to
     kernel = functools.partial(
         _kernel,
-        quantised=isinstance(down, BlockRows),
+        names=names,
         deterministic=deterministic,
         block_k=tiles.block_k,
         block_d=block_d,
@@ -65,24 +67,22 @@ def gather_down(
     return total.reshape(batch, padded_d)[:, :d]
 
 
-def default_tiles(batch: int, rows: Rows) -> t.Tiles:
-    """Return tiles that compile with hardly a spill and load 16 bytes where they can (see the compile report).
+def default_tiles(batch: int, rows: Rows | ColumnRows) -> t.Tiles:
+    """Return tiles that compile without spills and load 16 bytes where they can (see the compile report).
 
     A thread keeps a sum for each column of its load and each batch row: 16 codes times 8 rows are too many.
     """
-    if not isinstance(rows, BlockRows):
+    if not isinstance(rows, BlockRows | ColumnRows):
         return t.Tiles(block_d=128)
-    if batch > 4:
-        return t.Tiles(block_d=64)
-    if batch == 1 and row_format(rows) == "q4_0":
-        return t.Tiles(block_d=256, split=16)
-    return t.Tiles(block_d=128)
+    return t.Tiles(block_d=64 if batch > 2 else 128)
 
 
-def _kernel(*refs, quantised: bool, deterministic: bool, block_k: int, block_d: int, split: int) -> None:
-    values_ref, slots_ref, n_ref, down_ref, *rest = refs
-    out_ref = rest[-1]
-    down = t.RowTiles(down_ref, rest[0] if quantised else None, block_d)
+def _kernel(
+    *refs, names: tuple[str, ...], deterministic: bool, block_k: int, block_d: int, split: int
+) -> None:
+    ref, out_ref = dict(zip(names, refs, strict=False)), refs[-1]
+    values_ref, slots_ref, n_ref, down_ref = (ref[name] for name in ("values", "slots", "n", "down"))
+    down = t.RowTiles.of(ref, "down", block_d)
     batch, num_listed = values_ref.shape
     column, share = pl.program_id(0), pl.program_id(1)
     count = jnp.minimum(n_ref[0], num_listed)

@@ -16,20 +16,20 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from pallas_kernels import tiles as t
-from pallas_kernels.block_rows import Rows
+from pallas_kernels.block_rows import ColumnRows, Rows
 from pallas_kernels.gather_down.pallas import default_tiles
 from pallas_kernels.slots import as_list
 from pallas_kernels.triton_rows import Launch, columns, load_tile, operands, row_constants
 
 
-def gather_down(values: jax.Array, down: Rows, **options: Any) -> jax.Array:
+def gather_down(values: jax.Array, down: Rows | ColumnRows, **options: Any) -> jax.Array:
     """Return float32 [B, D], always the same bits; arguments as in ``launch``."""
     return jnp.sum(launch(values, down, **options).run(), axis=0)[:, : down.shape[1]]
 
 
 def launch(
     values: jax.Array,
-    down: Rows,
+    down: Rows | ColumnRows,
     *,
     slots: jax.Array | None,
     n: jax.Array | None,
@@ -44,8 +44,10 @@ def launch(
     block_d = constants["BLOCK_D"]
     num_tiles = -(-down.shape[1] // block_d)  # whole tiles, so that stores need no mask
     out = jax.ShapeDtypeStruct((tiles.split, batch, num_tiles * block_d), jnp.float32)
-    arrays = (values.astype(jnp.float32), *operands(down), slots, n.reshape(1))
-    constants |= {"BATCH": batch, "NUM_LISTED": num_listed, "SPLIT": tiles.split}
+    shared = isinstance(down, ColumnRows)
+    groups = down.blocks if shared else slots  # not read without shared scales
+    arrays = (values.astype(jnp.float32), *operands(down), groups, slots, n.reshape(1))
+    constants |= {"BATCH": batch, "NUM_LISTED": num_listed, "SPLIT": tiles.split, "SHARED": shared}
     grid = (num_tiles, tiles.split)
     return Launch(
         kernel=gather_down_kernel, arrays=arrays, out=out, grid=grid, tiles=tiles, constants=constants
@@ -54,14 +56,15 @@ def launch(
 
 @triton.jit
 def gather_down_kernel(
-    values, down, scales, slots, n, out,
+    values, down, scales, minima, groups, slots, n, out,
     BATCH: tl.constexpr, NUM_LISTED: tl.constexpr, C: tl.constexpr, D: tl.constexpr,
-    FORMAT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
+    FORMAT: tl.constexpr, SHARED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Program (i, s) sums chunks s, s + SPLIT, s + 2 SPLIT, ... of the list over column block i."""
     column, share = tl.program_id(0), tl.program_id(1)
     count = tl.minimum(tl.load(n), NUM_LISTED)
-    num_parts: tl.constexpr = 2 if FORMAT == "q4_0" else 1
+    num_parts: tl.constexpr = 1 if FORMAT == "dense" or FORMAT == "q8_0" else 2
     sums = ()
     for _ in tl.static_range(BATCH):
         for part in tl.static_range(num_parts):
@@ -80,7 +83,11 @@ def gather_down_kernel(
             needed = needed | (weight != 0)
         needed = needed & live
         safe = tl.where(live, rows, 0)
-        parts = load_tile(down, scales, safe, needed, column, D, FORMAT, BLOCK_D)
+        if SHARED:
+            group = tl.load(groups + safe, mask=needed, other=0)
+        else:
+            group = safe
+        parts = load_tile(down, scales, minima, group, safe, needed, column, D, FORMAT, SHARED, BLOCK_D)
         added = ()
         for b in tl.static_range(BATCH):
             for part in tl.static_range(num_parts):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.block_rows import Rows, take_rows
+from pallas_kernels.block_rows import ColumnRows, Rows, take_rows
 from pallas_kernels.slots import live_slots
 
 
 def gather_down(
     values: jax.Array,
-    down: Rows,
+    down: Rows | ColumnRows,
     *,
     slots: jax.Array | None,
     n: jax.Array | None,

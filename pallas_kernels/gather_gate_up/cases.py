@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pallas_kernels.block_rows import FORMATS
 from pallas_kernels.rules import THRESHOLD_RULES
 from pallas_kernels.shapes import LLAMA_7B, LLAMA_13B, SMOLLM2_135M
 
@@ -55,7 +56,7 @@ _WIDTHS = [
     replace(_BASE, name=shape.name, d=shape.d, c=40, k=24, n=18, rule=rule)
     for shape, rule in ((SMOLLM2_135M, "silu"), (LLAMA_7B, "relu"), (LLAMA_13B, "fatrelu"))
 ]
-_DTYPES = [replace(_BASE, name=dtype, dtype=dtype, b=2) for dtype in ("bfloat16", "float16", "q8_0", "q4_0")]
+_DTYPES = [replace(_BASE, name=dtype, dtype=dtype, b=2) for dtype in ("bfloat16", "float16", *FORMATS)]
 CASES = (*_RULES, *_UNGATED, *_EDGES, *_WIDTHS, *_DTYPES)
 
 

@@ -16,7 +16,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from pallas_kernels import tiles as t
-from pallas_kernels.block_rows import Rows
+from pallas_kernels.block_rows import BlockRows, Rows
 from pallas_kernels.gather_gate_up.pallas import default_tiles
 from pallas_kernels.slots import as_list
 from pallas_kernels.triton_rows import Launch, columns, load_tile, operands, row_constants, sum_columns
@@ -41,7 +41,7 @@ def launch(
     tiles: t.Tiles | None = None,
 ) -> Launch:
     """Prepare the kernel; arguments as in ``api.gather_gate_up``, checked there."""
-    tiles = tiles or default_tiles(x.shape[0], up)
+    tiles = tiles or twin_tiles(x.shape[0], up)
     slots, n = as_list(slots, n, valid)
     batch, num_listed = x.shape[0], slots.shape[0]
     gate_bias, up_bias = (None, None) if biases is None else biases
@@ -70,9 +70,15 @@ def launch(
     )
 
 
+def twin_tiles(batch: int, up: Rows) -> t.Tiles:
+    """Return ``pallas.default_tiles``, but narrower ones for float32: wide ones spill here at batch 2 on sm_90."""
+    wide = batch > 1 and not isinstance(up, BlockRows) and up.dtype == jnp.float32
+    return t.Tiles(block_d=128) if wide else default_tiles(batch, up)
+
+
 @triton.jit
 def gather_gate_up_kernel(
-    x, gate, gate_scales, up, up_scales, gate_bias, up_bias, slots, n, threshold, out,
+    x, gate, gate_scales, gate_minima, up, up_scales, up_minima, gate_bias, up_bias, slots, n, threshold, out,
     BATCH: tl.constexpr, NUM_LISTED: tl.constexpr, C: tl.constexpr, D: tl.constexpr,
     RULE: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, FORMAT: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -86,13 +92,15 @@ def gather_gate_up_kernel(
     limit = tl.load(threshold)  # 0 for rules without one
     needed = live
     if GATED:
-        gates = _products(x, gate, gate_scales, gate_bias, rows, live, BATCH, D, BIASED, FORMAT, BLOCK_D)
+        gates = _products(
+            x, gate, gate_scales, gate_minima, gate_bias, rows, live, BATCH, D, BIASED, FORMAT, BLOCK_D
+        )
         if RULE != "silu":
             active = gates[0] > limit
             for b in tl.static_range(1, BATCH):
                 active = active | (gates[b] > limit)
             needed = live & active
-    ups = _products(x, up, up_scales, up_bias, rows, needed, BATCH, D, BIASED, FORMAT, BLOCK_D)
+    ups = _products(x, up, up_scales, up_minima, up_bias, rows, needed, BATCH, D, BIASED, FORMAT, BLOCK_D)
     for b in tl.static_range(BATCH):
         if GATED:
             value = _value(gates[b], ups[b], limit, RULE, GATED)
@@ -104,7 +112,7 @@ def gather_gate_up_kernel(
 
 @triton.jit
 def _products(
-    x, w, scales, bias, rows, needed,
+    x, w, scales, minima, bias, rows, needed,
     BATCH: tl.constexpr, D: tl.constexpr, BIASED: tl.constexpr, FORMAT: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Return, for each row of x, the products with the needed rows of w: a tuple of [K], 0 for the others."""
@@ -114,7 +122,7 @@ def _products(
     # A block without work makes no trip and causes no traffic.
     trips = tl.max(needed.to(tl.int32), axis=0) * ((D + BLOCK_D - 1) // BLOCK_D)
     for tile in range(trips):
-        parts = load_tile(w, scales, rows, needed, tile, D, FORMAT, BLOCK_D)
+        parts = load_tile(w, scales, minima, rows, rows, needed, tile, D, FORMAT, False, BLOCK_D)
         for part in tl.static_range(len(parts)):
             cols = columns(tile, part, FORMAT, BLOCK_D)
             added = ()

@@ -65,8 +65,13 @@ def slot_scatter(
     flat = tuple(rows.codes.reshape(rows.shape[0], -1) for rows in blocks)  # [C, bytes], no copy
     codes = scatter(flat, staged.codes.reshape(*per_record, -1), slots)
     scales = scatter(tuple(rows.scales for rows in blocks), staged.scales, slots)
+    minima: tuple[jax.Array | None, ...] = (None,) * len(blocks)
+    least = tuple(rows.minima for rows in blocks if rows.minima is not None)
+    if staged.minima is not None:
+        minima = tuple(scatter(least, staged.minima, slots))
     return tuple(
-        BlockRows(c.reshape(rows.codes.shape), s) for c, s, rows in zip(codes, scales, blocks, strict=True)
+        BlockRows(code.reshape(rows.codes.shape), scale, low)
+        for code, scale, low, rows in zip(codes, scales, minima, blocks, strict=True)
     )
 
 

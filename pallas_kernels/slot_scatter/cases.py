@@ -36,6 +36,7 @@ CASES = (
     replace(_BASE, name="bfloat16", dtype="bfloat16"),
     replace(_BASE, name="q8_0", dtype="q8_0"),
     replace(_BASE, name="q4_0", dtype="q4_0", r=2),
+    replace(_BASE, name="q4_1", dtype="q4_1"),
     *(replace(_BASE, name=s.name, d=s.d) for s in (SMOLLM2_135M, LLAMA_7B)),
 )
 

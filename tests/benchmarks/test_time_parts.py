@@ -68,13 +68,13 @@ def test_a_missing_hook_is_an_error_that_names_it(hook):
 
 
 def test_the_hooks_name_what_the_engine_has():
-    from kairox_jax.engine import engine
+    from kairox_jax.engine import sequence
     from kairox_jax.engine.host_dense import HostDense
     from kairox_jax.engine.hybrid import Hybrid
     from kairox_jax.engine.migrate import Migrator
 
     classes = {"hybrid": Hybrid, "hybrid.dense": HostDense, "hybrid.migrator": Migrator}
-    owners = {**classes, "engine": engine, "engine.TextStream": engine.TextStream}
+    owners = {**classes, "sequence": sequence, "sequence.TextStream": sequence.TextStream}
     assert [hook for hook in HOOKS if not hasattr(owners[hook.owner], hook.method)] == []
 
 

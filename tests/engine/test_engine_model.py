@@ -46,13 +46,14 @@ def flax_ids(default_model: Path) -> list[list[int]]:
     checkpoint = open_checkpoint(default_model)
     sparsity = shipped_sparsity(checkpoint)
     assert sparsity is not None
-    decoder = Whole(load_decoder(checkpoint, sparsity.thresholds.tolist()), context_length=CONTEXT)
+    decoder = Whole(load_decoder(checkpoint, sparsity.thresholds.tolist()), batch=1, context_length=CONTEXT)
     continuations = []
     for case in CASES:
-        ids = [int(decoder.prefill(np.asarray(case["prompt_ids"], np.int32), 0).argmax())]
+        ids = [int(decoder.prefill_logits(np.asarray(case["prompt_ids"], np.int32), 0, 0).argmax())]
         while len(ids) < GREEDY.max_tokens:
             at = len(case["prompt_ids"]) + len(ids) - 1
-            ids.append(int(decoder.step(ids[-1], at).argmax()))
+            logits, _ = decoder.step(*(np.array([n], np.int32) for n in (ids[-1], at, 0)))
+            ids.append(int(logits.argmax()))
         continuations.append(ids)
     return continuations
 
@@ -71,7 +72,7 @@ def test_dense_gives_the_references_tokens_and_text(default_model: Path) -> None
         stop = " 2018-01"  # over several tokens of the first text
         result = engine.generate(CASES[0]["prompt"], GenerationConfig(temperature=0, stop=(stop,)))
         assert result.text == CASES[0]["text"].split(stop)[0] and result.finish_reason == "stop"
-        logits = engine._prefill(CASES[0]["prompt_ids"], 0)
+        logits = engine.batch.runner.prefill_logits(np.array(CASES[0]["prompt_ids"], np.int32), 0, 0)
         for token, value in CASES[0]["first_top5"]:
             assert logits[token] == pytest.approx(value, abs=2e-3)
 
@@ -85,10 +86,13 @@ def test_replay_12_exact_gives_the_same_tokens_at_any_residency(
         assert continuations(engine) == flax_ids
 
 
+@pytest.mark.parametrize("slot_format", ["float32", "packed"])
 def test_replay_12_exact_gives_the_same_tokens_while_neurons_move(
-    default_model: Path, flax_ids: list[list[int]]
+    default_model: Path, flax_ids: list[list[int]], slot_format: str
 ) -> None:
-    with opened(default_model, Churn, gpu_cache_neurons=NUM_NEURONS // 2) as engine:
+    settings = {"gpu_cache_neurons": NUM_NEURONS // 2, "slot_format": slot_format}
+    with opened(default_model, Churn, **settings) as engine:
+        assert f"{slot_format} device slots" in engine.describe()
         results = [engine.generate(case["prompt_ids"], GREEDY) for case in CASES]
     assert [result.token_ids for result in results] == flax_ids
     for stats in (result.stats for result in results):

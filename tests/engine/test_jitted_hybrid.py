@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numpy_reference import forward
 from tiny_model import (
+    MODELS,
     NUM_LAYERS,
     TINY,
     VOCAB,
@@ -38,7 +39,7 @@ def split_active() -> np.ndarray:
 
 
 def active_of(engine) -> np.ndarray:  # type: ignore[no-untyped-def]
-    hybrid_of(engine).prefill_logits(IDS[:PROMPT].astype(np.int32), 0)
+    hybrid_of(engine).prefill_logits(IDS[:PROMPT].astype(np.int32), 0, 0)
     return np.stack([run_step(engine, int(IDS[at]), at)[1].active for at in range(PROMPT, len(IDS))])
 
 
@@ -59,7 +60,7 @@ def test_logits_and_active_neurons_are_those_of_the_split_step(
 def test_neurons_may_move_between_steps(backend: str, reference: np.ndarray) -> None:
     moves = 0
     with tiny_engine(policy=Churn, gpu_cache_neurons=80, host_callback=backend) as engine:
-        got = [np.array(hybrid_of(engine).prefill_logits(IDS[:PROMPT].astype(np.int32), 0))]
+        got = [np.array(hybrid_of(engine).prefill_logits(IDS[:PROMPT].astype(np.int32), 0, 0))]
         for at in range(PROMPT, len(IDS)):
             logits, counts = run_step(engine, int(IDS[at]), at)
             got.append(logits)
@@ -70,6 +71,32 @@ def test_neurons_may_move_between_steps(backend: str, reference: np.ndarray) -> 
             hybrid_of(engine).settle()
     assert relative_error(np.stack(got), reference[PROMPT - 1 :]) < 2e-5
     assert moves > 100, "the policy did not churn"
+
+
+@pytest.mark.parametrize("backend", IN_A_JIT)
+@pytest.mark.parametrize("name", ["opt", "relu-falcon", "sparse-qwen2"])
+def test_other_families(backend: str, name: str) -> None:
+    """Biases of neurons and outputs, layer norm, learned positions, a parallel block, ungated neurons."""
+    folder = MODELS / name
+    want = forward(open_checkpoint(folder), IDS[None])[0]
+    with tiny_engine(folder, gpu_cache_neurons=40, slot_format="packed", host_callback=backend) as engine:
+        assert isinstance(hybrid_of(engine), JittedHybrid) and hybrid_of(engine).num_resident
+        got = all_logits(engine, IDS.tolist(), prompt=PROMPT)
+    assert relative_error(got, want[PROMPT - 1 :]) < 2e-5
+
+
+@pytest.mark.parametrize("backend", IN_A_JIT)
+def test_sequences_together_are_each_alone(backend: str, reference: np.ndarray) -> None:
+    """Rows of the cache in another order than the sequences, at different positions."""
+    at, rows = np.array([PROMPT, PROMPT + 3], np.int32), np.array([2, 0], np.int32)
+    with tiny_engine(gpu_cache_neurons=40, host_callback=backend, parallel=3) as engine:
+        hybrid = hybrid_of(engine)
+        for row, end in zip(rows, at, strict=True):
+            hybrid.prefill_logits(IDS[:end].astype(np.int32), 0, int(row))
+        logits, counts = hybrid.step(IDS[at].astype(np.int32), at, rows)
+        assert counts.share is not None and set(np.unique(counts.share)) == {0, 0.5, 1}
+        assert (counts.hits + counts.residual == counts.active.sum(axis=1)).all()
+        assert relative_error(logits, reference[at]) < 2e-5
 
 
 def test_dense_refuses_the_setting() -> None:

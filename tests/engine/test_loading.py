@@ -23,7 +23,7 @@ from kairox_jax.engine.loading import (
 from kairox_jax.io import Checkpoint, Sparsity, open_checkpoint, save_sparsity
 from kairox_jax.io.sparsity import fingerprint
 from kairox_jax.models import find_sparsity, resolve_thresholds
-from kairox_jax.placement import record_layout
+from kairox_jax.placement import record_layouts
 
 SILU = MODELS / "llama3-rope"
 CPU: Any = SimpleNamespace(platform="cpu", device_kind="cpu")
@@ -42,7 +42,7 @@ def tiny() -> Checkpoint:
 def plan(tiny: Checkpoint, device: Any = CPU, mode: str = "exact", **settings: Any) -> Any:
     return make_plan(
         tiny.config,
-        record_layout(tiny),
+        record_layouts(tiny),
         mode=mode,
         placement=PlacementConfig(**settings),
         context_length=64,
@@ -180,11 +180,21 @@ def test_replay_13_more_slots_than_neurons_fail(tiny: Checkpoint) -> None:
         plan(tiny, gpu_cache_neurons=NUM_NEURONS + 1)
 
 
-def test_dense_bytes_are_those_of_the_weights(tiny: Checkpoint) -> None:
+@pytest.mark.parametrize("name", ["relu-llama", "opt", "falcon-one-norm", "sparse-qwen2"])
+def test_dense_bytes_are_those_of_the_weights(name: str) -> None:
     """The estimate reads no weight and yet counts each of them."""
-    ffn = ("w_gate", "w_up", "w_down")
-    count = sum(tiny.tensor(n).size for n in tiny.names() if not n.endswith(ffn))
-    assert plan(tiny).needs.dense_bytes == 4 * count
+    checkpoint = open_checkpoint(MODELS / name)
+    ffn = ("w_gate", "w_up", "w_down", "b_up")
+    count = sum(checkpoint.tensor(n).size for n in checkpoint.names() if not n.endswith(ffn))
+    assert plan(checkpoint).needs.dense_bytes == 4 * count
+
+
+def test_a_neurons_bias_takes_room_in_its_slot_and_in_the_prefill() -> None:
+    opt = open_checkpoint(MODELS / "opt")
+    without = replace(opt, config=replace(opt.config, ffn_bias=False))
+    more = plan(opt).needs.workspace_bytes - plan(without).needs.workspace_bytes
+    assert plan(opt).needs.slot_bytes == 2 * 64 * 4 + 4 == plan(without).needs.slot_bytes + 4
+    assert more == opt.config.num_layers * opt.config.num_neurons * 4
 
 
 def test_plan_only_reads_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:

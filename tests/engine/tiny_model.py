@@ -91,6 +91,7 @@ def tiny_engine(
     dense_part: str = "host",
     policy: type | str = "static",
     context_length: int = 64,
+    parallel: int = 1,
     **placement: Any,
 ) -> Iterator[Engine]:
     """Open the real engine on a tiny checkpoint; a policy class is registered for as long as it is open."""
@@ -108,7 +109,9 @@ def tiny_engine(
         if mode != "dense":  # which takes no policy
             placement = {"policy": name, **placement}
         settings = PlacementConfig(**placement)
-        with Engine(model, mode=mode, placement=settings, context_length=context_length) as engine:
+        with Engine(
+            model, mode=mode, placement=settings, context_length=context_length, parallel=parallel
+        ) as engine:
             yield engine
 
 
@@ -120,13 +123,13 @@ def hybrid_of(engine: Engine) -> Hybrid:
 
 def run_step(engine: Engine, token: int, position: int) -> tuple[np.ndarray, StepCounts]:
     """Decode one token; the logits [V] are a copy."""
-    logits, counts = hybrid_of(engine).step(np.array([token], np.int32), np.array([position], np.int32))
+    logits, counts = hybrid_of(engine).step(*(np.array([n], np.int32) for n in (token, position, 0)))
     return np.array(logits[0]), counts
 
 
 def all_logits(engine: Engine, ids: Sequence[int], *, prompt: int) -> np.ndarray:
     """Return the logits [T - prompt + 1, V] after a prefill of ``prompt`` tokens and after each step."""
-    rows = [np.array(hybrid_of(engine).prefill_logits(np.asarray(ids[:prompt], np.int32), 0))]
+    rows = [np.array(hybrid_of(engine).prefill_logits(np.asarray(ids[:prompt], np.int32), 0, 0))]
     rows += [run_step(engine, int(ids[at]), at)[0] for at in range(prompt, len(ids))]
     return np.stack(rows)
 

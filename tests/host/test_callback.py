@@ -1,5 +1,8 @@
 """Every form of the host callback against the NumPy reference in float64, for records of each format."""
 
+from collections.abc import Callable
+
+import gguf
 import jax
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from kairox_jax.host import Rule, ffi_handler
 from kairox_jax.host import reference as reference_kernels
 from kairox_jax.host.callback import HostNeurons, host_ffn
 from kairox_jax.placement import NeuronStore
-from kairox_jax.quant import RecordLayout
+from kairox_jax.quant import PackedRows, RecordLayout, SharedScales, split_columns
 
 L, F, D, K = 2, 96, 64, 80
 IN_A_JIT = [name for name in HOST_CALLBACKS if name != "split"]
@@ -25,9 +28,33 @@ def neurons_of(rng: np.random.Generator, *, gated: bool = True, biased: bool = F
         records[:, : 4 * rows * D] = weights.view(np.uint8)
         layers.append(records)
     biases = tuple(rng.normal(size=(F, rows - 1)).astype(np.float32) for _ in range(L)) if biased else None
-    store = NeuronStore(layout=layout, layers=tuple(layers), biases=biases)
+    store = NeuronStore(layouts=(layout,) * L, layers=tuple(layers), scales=(None,) * L, biases=biases)
     rule = Rule.FATRELU if gated else Rule.RELU
     return HostNeurons(store=store, rule=rule, thresholds=np.array([0.25, 0.75], np.float32)[:L])
+
+
+def packed_neurons(rng: np.random.Generator, *names: str) -> HostNeurons:
+    """Return neurons in the formats of a GGUF file, a layer for each name, with shared-scale down columns."""
+    layouts, layers, tables = [], [], []
+    for name in names:
+        kind = gguf.GGMLQuantizationType[name.upper()]
+
+        def rows(*shape: int, kind: gguf.GGMLQuantizationType = kind, name: str = name) -> PackedRows:
+            values = rng.normal(size=shape).astype(np.float32) * D**-0.5
+            return PackedRows(data=gguf.quants.quantize(values, kind), format=name)
+
+        layout = RecordLayout(num_elems=D, formats=(name, name, f"{name}_column"))
+        records = np.zeros((F, layout.record_bytes), np.uint8)
+        layout.put(records, 0, rows(F, D))
+        layout.put(records, 1, rows(F, D))
+        codes, table = split_columns(rows(D, F))
+        layout.put_bytes(records, 2, codes)
+        layouts.append(layout)
+        layers.append(records)
+        tables.append(SharedScales(*table))
+    store = NeuronStore(layouts=tuple(layouts), layers=tuple(layers), scales=tuple(tables))
+    thresholds = np.array([0.25, 0.5], np.float32)[: len(names)]
+    return HostNeurons(store=store, rule=Rule.FATRELU, thresholds=thresholds)
 
 
 def expected(neurons: HostNeurons, x: np.ndarray, ids: np.ndarray, n: int, layer: int) -> tuple:
@@ -35,15 +62,22 @@ def expected(neurons: HostNeurons, x: np.ndarray, ids: np.ndarray, n: int, layer
     biases = None if neurons.store.biases is None else neurons.store.biases[layer]
     reference_kernels.residual_ffn(
         x, neurons.store.layers[layer], biases, ids, n, neurons.rule, float(neurons.thresholds[layer]), y,
-        active, layout=neurons.store.layout,
+        active, layout=neurons.store.layouts[layer], scales=neurons.store.scales[layer],
     )  # fmt: skip
     return y, active
 
 
+KINDS: dict[str, Callable[[np.random.Generator], HostNeurons]] = {
+    "gated": neurons_of,
+    "biased": lambda rng: neurons_of(rng, gated=False, biased=True),
+    "packed": lambda rng: packed_neurons(rng, "q8_0", "q4_1"),  # layers of different formats
+}
+
+
 @pytest.mark.parametrize("backend", HOST_CALLBACKS)
-@pytest.mark.parametrize(("gated", "biased"), [(True, False), (False, True)], ids=["gated", "biased"])
-def test_every_backend_equals_float64(backend: str, gated: bool, biased: bool, rng: np.random.Generator):
-    neurons = neurons_of(rng, gated=gated, biased=biased)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_backend_equals_float64(backend: str, kind: str, rng: np.random.Generator):
+    neurons = KINDS[kind](rng)
     call = host_ffn(neurons, backend)
     run = call if backend == "split" else jax.jit(call)
     ids = rng.permutation(F)[:K].astype(np.int32)
@@ -68,8 +102,9 @@ def test_two_layers_in_one_program(backend: str, rng: np.random.Generator):
     assert np.linalg.norm(got - want) <= 2e-6 * np.linalg.norm(want)
 
 
-def test_the_handler_adds_in_the_same_order_as_the_kernels(rng: np.random.Generator):
-    neurons = neurons_of(rng)
+@pytest.mark.parametrize("kind", ["gated", "packed"])
+def test_the_handler_adds_in_the_same_order_as_the_kernels(kind: str, rng: np.random.Generator):
+    neurons = KINDS[kind](rng)
     ids, n, layer = np.arange(F, dtype=np.int32), np.int32(F), np.int32(0)
     x = rng.normal(size=(1, D)).astype(np.float32)
     split, _ = host_ffn(neurons, "split")(x, ids, n, layer)

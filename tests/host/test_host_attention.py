@@ -1,5 +1,8 @@
 """Attention on the host against the Flax module, and both against NumPy float64."""
 
+from dataclasses import replace
+from typing import Any
+
 import gguf
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,7 @@ from flax import nnx
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.host import AttentionWeights, HostAttention, host_norm
-from kairox_jax.models import Attention, KVCache, rms_norm, rotary_frequencies
+from kairox_jax.models import Attention, KVCache, normalise, rotary_frequencies
 from kairox_jax.quant import PackedRows
 
 TOLERANCE = 1e-5  # relative
@@ -25,6 +28,14 @@ CONFIG = ModelConfig(
     context_length=LENGTH,
     activation="silu",
 )
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"sliding_window": 7},
+    "biases": {"qkv_bias": True, "out_bias": True},
+    "layer norm, parallel": {"norm": "layernorm", "parallel_block": True},
+    "learned positions": {"norm": "layernorm", "positions": "learned", "qkv_bias": True},
+    "odd sizes": {"d_model": 90, "head_dim": 10, "sliding_window": 1, "parallel_block": True},
+}
 POSITIONS = {
     "first": [0],
     "second": [1],
@@ -47,65 +58,89 @@ def packed(values: np.ndarray, name: str) -> PackedRows:
 class Case:
     """Random weights, cache and input of one attention block."""
 
-    def __init__(self, rng: np.random.Generator, name: str, batch: int) -> None:
-        heads = CONFIG.num_heads + 2 * CONFIG.num_kv_heads
+    def __init__(self, rng: np.random.Generator, name: str, batch: int, variant: str = "plain") -> None:
+        self.config = config = replace(CONFIG, **VARIANTS[variant])
+        rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
 
         def draw(*shape: int) -> np.ndarray:
             return rng.normal(size=shape).astype(np.float32)
 
-        width = CONFIG.num_heads * CONFIG.head_dim
-        self.norm, self.ffn_norm = 1 + 0.2 * draw(CONFIG.d_model), 1 + 0.2 * draw(CONFIG.d_model)
-        self.wqkv = packed(draw(heads * CONFIG.head_dim, CONFIG.d_model) / 8, name)
-        self.wo = packed(draw(CONFIG.d_model, width) / 8, name)
-        shape = (batch, CONFIG.num_kv_heads, LENGTH, CONFIG.head_dim)
-        self.keys, self.values, self.x = draw(*shape), draw(*shape), draw(batch, CONFIG.d_model)
+        dim, width = config.d_model, config.num_heads * config.head_dim
+        self.norm, self.ffn_norm = 1 + 0.2 * draw(dim), 1 + 0.2 * draw(dim)
+        self.wqkv, self.wo = packed(draw(rows, dim) / 8, name), packed(draw(dim, width) / 8, name)
+        shape = (batch, config.num_kv_heads, LENGTH, config.head_dim)
+        self.keys, self.values, self.x = draw(*shape), draw(*shape), 1 + draw(batch, dim)
+        shifted = config.norm == "layernorm"
+        lengths = {"norm_bias": dim * shifted, "ffn_norm_bias": dim * shifted}
+        lengths |= {"bqkv": rows * config.qkv_bias, "bo": dim * config.out_bias}
+        self.biases = {name: draw(length) for name, length in lengths.items() if length}
 
     def host(self, positions: list[int]) -> tuple[np.ndarray, ...]:
         """Return x, h, keys and values after the host's block."""
         start = np.array(positions, np.int32)
-        angle = start[:, None].astype(np.float32) * rotary_frequencies(CONFIG)[None, :]
+        rotary = self.config.positions == "rotary"
+        frequencies = rotary_frequencies(self.config) if rotary else np.empty(0, np.float32)
+        angle = start[:, None].astype(np.float32) * frequencies[None, :]
         x, keys, values = self.x.copy(), self.keys.copy(), self.values.copy()
-        weights = AttentionWeights(norm=self.norm, ffn_norm=self.ffn_norm, wqkv=self.wqkv, wo=self.wo)
-        runner = HostAttention(CONFIG, batch=len(positions), length=LENGTH)
-        h = runner.front(weights, x, keys, values, start, np.cos(angle), np.sin(angle))
+        matrices = {"wqkv": self.wqkv, "wo": self.wo}
+        weights = AttentionWeights(norm=self.norm, ffn_norm=self.ffn_norm, **matrices, **self.biases)
+        runner = HostAttention(self.config, batch=len(positions), length=LENGTH)
+        cache_rows = np.arange(len(start), dtype=np.int32)
+        h = runner.front(weights, x, keys, values, cache_rows, start, np.cos(angle), np.sin(angle))
         return x, h.copy(), keys, values
 
     def flax(self, positions: list[int]) -> tuple[np.ndarray, ...]:
         """Return the same of the Flax module with the same, unpacked weights."""
-        module = Attention(CONFIG, rngs=nnx.Rngs(0))
+        module = Attention(self.config, rngs=nnx.Rngs(0))
+        for name, bias in self.biases.items():
+            if name != "ffn_norm_bias":
+                setattr(module, name, nnx.Param(jnp.asarray(bias)))
         module.norm = nnx.Param(jnp.asarray(self.norm))
         module.wqkv = nnx.Param(jnp.asarray(self.wqkv.dequantize()))
         module.wo = nnx.Param(jnp.asarray(self.wo.dequantize()))
         cache = KVCache(jnp.array(self.keys), jnp.array(self.values))
         y, cache = module(jnp.asarray(self.x)[:, None], jnp.array(positions, jnp.int32), cache)
         x = jnp.asarray(self.x) + y[:, 0]
-        h = rms_norm(x, jnp.asarray(self.ffn_norm), CONFIG.norm_eps)
+        before = jnp.asarray(self.x) if self.config.parallel_block else x
+        shift = self.biases.get("ffn_norm_bias")
+        shift = None if shift is None else jnp.asarray(shift)
+        h = normalise(before, jnp.asarray(self.ffn_norm), shift, CONFIG.norm_eps)
         return np.asarray(x), np.asarray(h), np.asarray(cache.k), np.asarray(cache.v)
 
     def numpy(self, positions: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return x and h in float64, head by head."""
-        x = self.x.astype(np.float64)
+        config, x = self.config, self.x.astype(np.float64)
+        before = x.copy()
         wqkv, wo = self.wqkv.dequantize().astype(np.float64), self.wo.dequantize().astype(np.float64)
-        n, k, size = CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim
+        n, k, size = config.num_heads, config.num_kv_heads, config.head_dim
         half = np.arange(size // 2)
         for b, at in enumerate(positions):
-            heads = (normed(x[b], self.norm) @ wqkv.T).reshape(n + 2 * k, size)
-            turn = np.exp(1j * at * CONFIG.rope_theta ** (-2 * half / size))
+            heads = self.normed(x[b], self.norm, "norm_bias") @ wqkv.T + self.biases.get("bqkv", 0.0)
+            heads = heads.reshape(n + 2 * k, size)
+            turn = np.exp(1j * at * config.rope_theta ** (-2 * half / size))
+            turn = turn if config.positions == "rotary" else 1.0
+            first = 0 if config.sliding_window is None else max(0, at + 1 - config.sliding_window)
             pairs = (heads[: n + k, : size // 2] + 1j * heads[: n + k, size // 2 :]) * turn
             turned = np.concatenate([pairs.real, pairs.imag], axis=1)
             mixed = np.zeros((n, size))
             for head in range(n):
                 group = head // (n // k)
-                keys = np.vstack([self.keys[b, group, :at], turned[n + group]])
-                values = np.vstack([self.values[b, group, :at], heads[n + k + group]])
+                keys = np.vstack([self.keys[b, group, first:at], turned[n + group]])
+                values = np.vstack([self.values[b, group, first:at], heads[n + k + group]])
                 weight = np.exp(keys @ turned[head] / np.sqrt(size))
                 mixed[head] = weight / weight.sum() @ values
-            x[b] += mixed.reshape(-1) @ wo.T
-        return x, np.stack([normed(row, self.ffn_norm) for row in x])
+            x[b] += mixed.reshape(-1) @ wo.T + self.biases.get("bo", 0.0)
+        seen = before if config.parallel_block else x
+        return x, np.stack([self.normed(row, self.ffn_norm, "ffn_norm_bias") for row in seen])
+
+    def normed(self, x: np.ndarray, scale: np.ndarray, bias: str) -> np.ndarray:
+        return normed(x, scale, self.biases.get(bias))
 
 
-def normed(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    return x / np.sqrt(np.mean(x * x) + CONFIG.norm_eps) * scale
+def normed(x: np.ndarray, scale: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    if bias is None:
+        return x / np.sqrt(np.mean(x * x) + CONFIG.norm_eps) * scale
+    return (x - x.mean()) / np.sqrt(x.var() + CONFIG.norm_eps) * scale + bias
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
@@ -118,6 +153,18 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
 def test_one_token(rng: np.random.Generator, name: str, where: str) -> None:
     positions = POSITIONS[where]
     case = Case(rng, name, len(positions))
+    host, flax, exact = case.host(positions), case.flax(positions), case.numpy(positions)
+    for got, want in zip(host, flax, strict=True):
+        assert got.dtype == np.float32 and relative_error(got, want) < TOLERANCE
+    for got, want in zip(host[:2], exact, strict=True):
+        assert relative_error(got, want) < TOLERANCE
+
+
+@pytest.mark.parametrize("where", ["first", "second", "middle", "two ends"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_token_of_each_kind_of_block(rng: np.random.Generator, variant: str, where: str) -> None:
+    positions = POSITIONS[where]
+    case = Case(rng, "f32", len(positions), variant)
     host, flax, exact = case.host(positions), case.flax(positions), case.numpy(positions)
     for got, want in zip(host, flax, strict=True):
         assert got.dtype == np.float32 and relative_error(got, want) < TOLERANCE
@@ -155,7 +202,10 @@ def test_large_scores_do_not_overflow(rng: np.random.Generator) -> None:
         assert relative_error(got, want) < 1e-4
 
 
-def test_host_norm(rng: np.random.Generator) -> None:
-    x, scale = rng.normal(size=(2, 96)).astype(np.float32), rng.normal(size=96).astype(np.float32)
-    want = np.stack([normed(row, scale.astype(np.float64)) for row in x.astype(np.float64)])
-    assert relative_error(host_norm(x, scale, CONFIG.norm_eps), want) < 1e-6
+@pytest.mark.parametrize("shifted", [False, True])
+def test_host_norm(rng: np.random.Generator, shifted: bool) -> None:
+    x, scale = (1 + rng.normal(size=(2, 96))).astype(np.float32), rng.normal(size=96).astype(np.float32)
+    bias = rng.normal(size=96).astype(np.float32) if shifted else None
+    want = np.stack([normed(row, scale.astype(np.float64), bias) for row in x.astype(np.float64)])
+    got = host_norm(x, scale, bias, CONFIG.norm_eps)
+    assert got.dtype == np.float32 and relative_error(got, want) < 1e-6

@@ -17,7 +17,7 @@ NUM_NEURONS = 150
 GATED = list(Rule)
 # Formats of single weights take rows of any length.
 CASES = [(name, num) for name in FORMATS for num in (64, 576, 100) if num % FORMATS[name].block_elems == 0]
-UNGATED = [Rule.RELU, Rule.RELU2, Rule.FATRELU]
+UNGATED = [Rule.SILU, Rule.RELU, Rule.RELU2, Rule.FATRELU]
 
 
 def relative_error(out: np.ndarray, want: np.ndarray) -> float:
@@ -46,7 +46,8 @@ def clear_cut(
     if rule == Rule.FATRELU:
         distance = np.abs(gate - threshold)
     elif rule == Rule.SILU:
-        distance = np.abs(np.abs(gate / (1 + np.exp(-gate)) * up) - threshold)
+        factor = up if records.shape[1] == 3 else 1
+        distance = np.abs(np.abs(gate / (1 + np.exp(-gate)) * factor) - threshold)
     return np.flatnonzero((distance > 1e-5).all(axis=-1))[::-1].astype(np.int32)
 
 

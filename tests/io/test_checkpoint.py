@@ -63,11 +63,16 @@ def test_block_formats(fmt: str, write_llama: Callable[..., Path], tiny_weights:
         got = checkpoint.tensor(f"layers.0.{ours}")
         np.testing.assert_array_equal(got, want.T if ours == "w_down" else want)
         packed = checkpoint.packed(f"layers.0.{ours}")
-        if ours == "w_down" or fmt not in FORMATS:
-            assert packed is None
-        else:
-            assert packed is not None and packed.format == fmt and packed.shape == written.shape
+        kept = fmt in ("f32", "f16", "bf16") if ours == "w_down" else fmt in FORMATS
+        want = want.T if ours == "w_down" else want
+        assert checkpoint.packed_format(f"layers.0.{ours}") == (fmt if kept else None)
+        assert checkpoint.shape(f"layers.0.{ours}") == want.shape
+        if kept:
+            assert packed is not None and packed.format == fmt and packed.shape == want.shape
             np.testing.assert_array_equal(packed.dequantize(), want)
+            checkpoint.check_packed(f"layers.0.{ours}")
+        else:
+            assert packed is None
     straight = checkpoint.packed("layers.0.w_up")
     if straight is not None:
         assert not straight.data.flags.writeable and not straight.data.flags.owndata
@@ -131,7 +136,7 @@ def test_large_finite_weights_are_read(write_llama: Callable[..., Path], tiny_we
         ),
         ("llama.expert_count", 8, Values.UINT32, "llama.expert_count: 8 is not supported"),
         ("llama.rope.scaling.type", "yarn", Values.STRING, "'yarn' is not supported"),
-        ("llama.attention.sliding_window", 4096, Values.UINT32, "4096 is not supported"),
+        ("llama.attention.sliding_window", -1, Values.INT32, "sliding_window -1 must be above zero"),
         ("general.architecture", "mamba", Values.STRING, "'mamba' is not supported"),
         ("tokenizer.ggml.eos_token_id", 262, Values.UINT32, "262 is no id of the 262 tokens"),
     ],

@@ -56,7 +56,7 @@ def test_agrees_with_the_library(write_llama: Callable[..., Path]) -> None:
     [
         pytest.param(b"", "shorter than a GGUF header", id="empty"),
         pytest.param(b"GGML" + bytes(60), "magic: .*no GGUF file", id="magic"),
-        pytest.param(b"PWRI" + bytes(60), "magic: a PowerInfer file", id="powerinfer"),
+        pytest.param(b"PWRI" + struct.pack("<IQQ", 7, 0, 0), "version: 7", id="powerinfer"),
         pytest.param(b"version https://git-lfs.github.com/spec/v1\n", "Git-LFS pointer", id="lfs"),
         pytest.param(b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version: 1", id="version"),
         pytest.param(b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version: .*big-endian", id="big-endian"),
@@ -183,7 +183,7 @@ def test_fuzzed_headers(write_llama: Callable[..., Path], tmp_path: Path) -> Non
     words = [0, 1, 2, 3, 0x7F, 0xFF, 2**16, 2**31 - 1, 2**32 - 1, 2**62, 2**64 - 1]
     path, refused, tried = tmp_path / "fuzzed.gguf", 0, 0
     tracemalloc.start()
-    for i in range(600):
+    for i in range(240):
         data = bytearray(good)
         if i % 3 == 0:
             data = data[: rng.integers(0, len(data) if i % 2 else header_end)]
@@ -202,7 +202,7 @@ def test_fuzzed_headers(write_llama: Callable[..., Path], tmp_path: Path) -> Non
         tried += 1
         assert tracemalloc.get_traced_memory()[1] - before < 2 * len(good) + 200_000
     tracemalloc.stop()
-    assert tried == 600 and refused > 300
+    assert tried == 240 and refused > 120
 
 
 @pytest.mark.model

@@ -68,6 +68,14 @@ LLAMA3 = {
             1e6,
             RopeScaling(kind="linear", factor=4.0),
         ),
+        (
+            {
+                "rope_parameters": {"rope_theta": 1e6, "rope_type": "linear", "factor": 4.0},
+                "rope_scaling": {"type": "linear", "factor": 4},
+            },
+            1e6,
+            RopeScaling(kind="linear", factor=4.0),
+        ),
     ],
 )
 def test_rotary(changes: dict[str, Any], theta: float, scaling: RopeScaling | None, tmp_path: Path) -> None:
@@ -240,11 +248,37 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
             {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
             "some layers",
         ),
-        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before: False is not supported"),
-        ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim: 32 is not supported"),
+        (
+            "opt",
+            {"do_layer_norm_before": False},
+            "do_layer_norm_before: False is not supported: norms after each part .OPT-350m",
+        ),
+        (
+            "opt",
+            {"word_embed_proj_dim": 32},
+            "word_embed_proj_dim: 32 is not supported: embeddings of another width than hidden_size 64",
+        ),
+        ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm: True is not supported"),
         ("opt", {"hidden_size": 65, "word_embed_proj_dim": 65}, "4 does not divide hidden_size 65"),
         ("relu-falcon", {"alibi": True}, "alibi: True is not supported"),
-        ("relu-falcon", {"activation": None}, "activation: 'gelu' is not supported"),
+        (
+            "relu-falcon",
+            {"activation": None},
+            "activation: 'gelu', which is what a falcon without this key computes, is not supported",
+        ),
+        ("relu-falcon", {"hidden_act": "gelu"}, "activation: 'relu' disagrees with hidden_act 'gelu'"),
+        (
+            "relu-falcon",
+            {"apply_residual_connection_post_layernorm": True},
+            "apply_residual_connection_post_layernorm: True is not supported",
+        ),
+        (
+            "relu-llama",
+            {"rope_parameters": {"rope_type": "linear", "type": "llama3", "factor": 2.0}},
+            "rope_parameters: rope_type 'linear' disagrees with type 'llama3'",
+        ),
+        ("relu-llama", {"rms_norm_eps": 10**400}, "rms_norm_eps: a number beyond any use"),
+        ("relu-llama", {"vocab_size": 2**31}, "vocab_size is 2147483648: beyond any model"),
         ("relu-falcon", {"parallel_attn": False}, "parallel_attn: false is not supported"),
     ],
 )
@@ -276,3 +310,31 @@ def test_two_rotary_settings_that_disagree_are_refused(tmp_path: Path) -> None:
     }
     with pytest.raises(FormatError, match="disagrees with rope_parameters"):
         read(tmp_path, "relu-llama", changes, ())
+
+
+def test_one_of_two_rotary_settings_is_null(tmp_path: Path) -> None:
+    new = {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}, "rope_scaling": None}
+    assert read(tmp_path, "relu-llama", new).rope_theta == 1e6
+    old = {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 5e4}
+    config = read(tmp_path, "relu-llama", old)
+    assert (config.rope_theta, config.rope_scaling) == (5e4, RopeScaling(kind="linear", factor=2.0))
+
+
+def test_turbosparse(tmp_path: Path) -> None:
+    """The keys of a published TurboSparse-Mistral: Bamboo's model type, a window, the old rotary key."""
+    published = {"sliding_window": 4096, "max_position_embeddings": 32768, "torch_dtype": "bfloat16"}
+    published |= {"auto_map": {"AutoConfig": "configuration_bamboo.BambooConfig"}, "rope_theta": 10000.0}
+    config = read(tmp_path, "bamboo", published, ("rope_parameters", "dtype", "head_dim"))
+    assert (config.activation, config.sliding_window, config.head_dim) == ("drelu", 4096, 16)
+
+
+def test_the_first_falcons(tmp_path: Path) -> None:
+    """The keys of the 7B and the 40B before transformers knew them."""
+    gone = ("num_hidden_layers", "num_attention_heads", "num_kv_heads", "new_decoder_architecture")
+    gone += ("ffn_hidden_size", "rope_parameters", "num_ln_in_parallel_attn", "max_position_embeddings")
+    old = {"n_layer": 2, "n_head": 4, "model_type": "RefinedWebModel", "bias": False, "alibi": False}
+    old |= {"apply_residual_connection_post_layernorm": False, "hidden_dropout": 0.0}
+    small = read(tmp_path, "relu-falcon", old | {"multi_query": True, "parallel_attn": True}, gone)
+    assert (small.num_kv_heads, small.parallel_block, small.context_length) == (1, True, 2048)
+    large = read(tmp_path, "relu-falcon", old | {"model_type": "RefinedWeb", "n_head_kv": 2}, gone)
+    assert (large.num_kv_heads, large.num_heads, large.num_neurons) == (2, 4, 256)

@@ -7,14 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import huggingface_hub
 import pytest
-from huggingface_hub import errors
 
-from kairox_jax.io import REGISTRY, FetchError, cache_folder, resolve_model
+from kairox_jax.io import REGISTRY, FetchError, FormatError, cache_folder, resolve_model
 from kairox_jax.io import registry as registry_module
 from kairox_jax.io import wheel as wheel_module
-from kairox_jax.io.hub import _choose
 from kairox_jax.io.wheel import WheelEntry
 
 MODEL = b"GGUF" + bytes(range(200))
@@ -224,61 +221,13 @@ def test_revision_of_something_without_one(tmp_path: Path) -> None:
         resolve_model(tmp_path, revision="main")
 
 
-def test_hub_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "q8.gguf"
-    file.write_bytes(MODEL)
-    asked = []
-
-    def download(repo: str, name: str, *, revision: str | None) -> str:
-        asked.append((repo, name, revision))
-        return str(file)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert resolve_model("org/model:sub/q8.gguf", revision="v1") == file
-    assert asked == [("org/model", "sub/q8.gguf", "v1")]
-
-
-def test_hub_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "q8.gguf").write_bytes(MODEL)
-    asked = []
-
-    def snapshot(repo: str, *, revision: str | None, **options: object) -> str:
-        asked.append(options)
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: ["README.md", "q8.gguf"])
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    assert resolve_model("org/model") == tmp_path / "q8.gguf"
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert resolve_model("org/model") == tmp_path / "q8.gguf"
-    assert asked == [
-        {"allow_patterns": ["q8.gguf"], "ignore_patterns": ["consolidated*"]},
-        {"local_files_only": True},
-    ]
-
-
-def test_hub_choice() -> None:
-    assert "*.safetensors" in _choose("o/r", ["a.gguf", "model.safetensors"])
-    with pytest.raises(ValueError, match="holds 2 GGUF files: name one, such as o/r:a.gguf"):
-        _choose("o/r", ["a.gguf", "b.gguf"])
-    with pytest.raises(FetchError, match="neither safetensors nor GGUF"):
-        _choose("o/r", ["pytorch_model.bin"])
-
-
-@pytest.mark.parametrize(
-    ("raised", "message"),
-    [
-        (errors.LocalEntryNotFoundError("x"), "cannot be reached.*download it elsewhere and pass its path"),
-        (errors.OfflineModeIsEnabled("x"), "cannot be reached"),
-        (ConnectionError("x"), r"cannot be reached.*\(ConnectionError\)"),
-        (errors.HFValidationError("bad"), "no valid repository name"),
-    ],
-)
-def test_hub_errors(raised: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> str:
-        raise raised
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    with pytest.raises((FetchError, ValueError), match=message) as error:
-        resolve_model("org/model:q8.gguf")
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "model.pth"])
+def test_pickles_say_how_to_convert_them(name: str, tmp_path: Path) -> None:
+    """Alone in a folder, and given themselves."""
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(FormatError, match="convert them once where torch .*save_pretrained.'DST'") as error:
+        resolve_model(tmp_path)
+    assert name in str(error.value) and f"from_pretrained('{tmp_path}'" in str(error.value)
+    if not name.endswith(".json"):
+        with pytest.raises(FormatError, match="convert them once"):
+            resolve_model(tmp_path / name)

@@ -61,10 +61,12 @@ def test_rows_in_the_files_own_format() -> None:
     up = checkpoint.packed("layers.1.w_up")
     assert up is not None and up.format == "f16" and not up.data.flags.owndata
     np.testing.assert_array_equal(up.dequantize(), checkpoint.tensor("layers.1.w_up"))
-    assert checkpoint.packed("layers.1.w_down") is None
+    down = checkpoint.packed("layers.1.w_down")
+    assert down is not None and down.format == "f16"
+    np.testing.assert_array_equal(down.dequantize(), checkpoint.tensor("layers.1.w_down"))
     fused = open_checkpoint(MODELS / "relu-falcon")
     k = fused.packed("layers.0.wk")
-    assert k is not None and k.shape == (32, 64)
+    assert k is not None and k.shape == (32, 64) == fused.shape("layers.0.wk")
     np.testing.assert_array_equal(k.dequantize(), fused.tensor("layers.0.wk"))
 
 
@@ -86,8 +88,9 @@ def changed(name: str, key: str, value: Any) -> dict[str, Any]:
     [
         (b"\xff\xfe{}", "JSON: broken"),
         (b"[1]", "expected an object, not a list"),
+        (b"{" * 20_000, "header: describes more than 16384 tensors"),
         (b"{" * 5000, "JSON: broken"),
-        (b'{"a": ' + b"[" * 100_000, "JSON: broken"),
+        (b'{"a": ' + b"[" * 20_000, "JSON: broken"),
         (b'{"a": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 16]}}' % (b"9" * 5000), "JSON: broken"),
         (b'{"a": {}, "a": {}}', "a: the key occurs twice"),
         ({"a": 3}, "a: expected dtype, shape and data_offsets"),
@@ -188,8 +191,8 @@ def test_missing_tensor_and_wrong_shape(sharded: Path) -> None:
     (sharded / "config.json").write_text(json.dumps(config | {"intermediate_size": 161}))
     with pytest.raises(FormatError, match=r"model-0000.*shape \(160, 64\); the config asks for \(161, 64\)"):
         open_checkpoint(sharded)
-    (sharded / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2**40}))
-    with pytest.raises(FormatError, match="num_hidden_layers: 1099511627776: the files hold fewer"):
+    (sharded / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2**30}))
+    with pytest.raises(FormatError, match="num_hidden_layers: 1073741824: the files hold fewer"):
         open_checkpoint(sharded)
 
 
@@ -249,7 +252,7 @@ def test_fuzzed_files(tmp_path: Path) -> None:
     path, refused = tmp_path / "model.safetensors", 0
     digits = [i for i in range(8, header_end) if original[i : i + 1].isdigit()]
     tracemalloc.start()
-    for i in range(600):
+    for i in range(240):
         data = bytearray(original)
         if i % 3 == 0:
             data = data[: rng.integers(0, len(data) if i % 2 else header_end)]
@@ -270,4 +273,4 @@ def test_fuzzed_files(tmp_path: Path) -> None:
             refused += 1
         assert tracemalloc.get_traced_memory()[1] - before < 2 * len(original)
     tracemalloc.stop()
-    assert refused > 300
+    assert refused > 120

@@ -12,6 +12,8 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers
 
 from kairox_jax.io import FormatError, Tokenizer, open_checkpoint
+from kairox_jax.io.gguf_file import GgufFile
+from kairox_jax.io.gguf_pretokenizer import pre_tokenizer_kind
 from kairox_jax.io.tokenizer import byte_alphabet
 
 CASES = json.loads(Path(__file__).parents[1].joinpath("data/smollm2_tokens.json").read_text())
@@ -110,6 +112,8 @@ def test_bos_where_there_is_none() -> None:
         ("smollm", "ab 1234's", ["ab", " ", "1", "2", "3", "4", "'s"]),
         ("llama-bpe", "ab 1234's\n\n x", ["ab", " ", "123", "4", "'s", "\n\n", " x"]),
         ("qwen2", "ab 1234's\n\n x", ["ab", " ", "1", "2", "3", "4", "'s", "\n\n", " x"]),
+        ("falcon", "ab 12345's, x", ["ab", " ", "123", "45", "'", "s", ",", " x"]),
+        ("default", "ab 12345's, x", ["ab", " ", "123", "45", "'", "s", ",", " x"]),
     ],
 )
 def test_pre_tokenizers(pre: str, text: str, pieces: list[str], write_llama: Callable[..., Path]) -> None:
@@ -124,9 +128,22 @@ def test_pre_tokenizers(pre: str, text: str, pieces: list[str], write_llama: Cal
 
 
 @pytest.mark.parametrize(
+    ("arch", "kind"), [("opt", "gpt-2"), ("falcon", "falcon"), ("qwen2", "qwen2"), ("llama", "default")]
+)
+def test_pre_tokenizer_of_files_that_name_none(
+    arch: str, kind: str, write_llama: Callable[..., Path]
+) -> None:
+    file = GgufFile(write_llama())
+    assert pre_tokenizer_kind(file) == "smollm"
+    del file.fields["tokenizer.ggml.pre"]
+    file.fields["general.architecture"] = arch
+    assert pre_tokenizer_kind(file) == kind
+
+
+@pytest.mark.parametrize(
     ("key", "value", "kind", "message"),
     [
-        ("tokenizer.ggml.model", "llama", Values.STRING, "'llama' is not supported.*safetensors"),
+        ("tokenizer.ggml.model", "t5", Values.STRING, "'t5' is not supported.*safetensors"),
         ("tokenizer.ggml.pre", "tekken", Values.STRING, "'tekken' is not supported; expected one of gpt-2"),
         ("tokenizer.ggml.merges", ["h x"], Values.ARRAY, "does not join two tokens"),
         ("tokenizer.ggml.merges", ["he"], Values.ARRAY, "does not join two tokens"),

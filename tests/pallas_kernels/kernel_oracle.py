@@ -11,11 +11,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pallas_kernels import Rows, split_blocks
+from pallas_kernels import ColumnRows, Rows, split_blocks
 
 # ||out - oracle|| / ||oracle||. The oracle sees the weights after rounding to the format, and all sums are
 # float32, so the narrow formats need no more room.
-TOLERANCES = dict.fromkeys(("float32", "bfloat16", "float16", "q8_0", "q4_0"), 2e-6)
+TOLERANCES = dict.fromkeys(
+    ("float32", "bfloat16", "float16", "q8_0", "q4_0", "q4_1", "q8_0_column", "q4_0_column", "q4_1_column"),
+    2e-6,
+)
 NARROW = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "uint8": np.uint8}
 HAS_GPU = jax.default_backend() == "gpu"
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="jax.default_backend() is not 'gpu'")]
@@ -39,13 +42,15 @@ def relative_error(out, oracle: np.ndarray) -> float:
     return float(difference / norm if norm else difference)
 
 
-def stored(array: np.ndarray | None, dtype: str) -> tuple[Rows | None, np.ndarray | None]:
+def stored(array: np.ndarray | None, dtype: str) -> tuple[Rows | ColumnRows | None, np.ndarray | None]:
     """Return rows as the kernels hold them, and the weights that they stand for, by the gguf package."""
     if array is None:
         return None, None
     if dtype in NARROW:
         rounded = array.astype(NARROW[dtype])
         return jnp.asarray(rounded), rounded
+    if dtype.endswith("_column"):
+        return shared_columns(array, dtype.removesuffix("_column"))
     raw, weights = quantised(array, dtype)
     return split_blocks(jnp.asarray(raw), dtype), weights
 
@@ -55,6 +60,36 @@ def quantised(array: np.ndarray, fmt: str) -> tuple[np.ndarray, np.ndarray]:
     kind = gguf.GGMLQuantizationType[fmt.upper()]
     raw = gguf.quants.quantize(array, kind)
     return raw, gguf.quants.dequantize(raw, kind)
+
+
+def shared_columns(array: np.ndarray, fmt: str) -> tuple[ColumnRows, np.ndarray]:
+    """Return rows as the columns of a matrix in blocks of 32 columns, shuffled, and their weights, by gguf."""
+    num, d = array.shape
+    neurons = np.random.default_rng(1).permutation(-(-num // 32) * 32)
+    matrix = np.zeros((d, neurons.size), np.float32)
+    matrix[:, neurons[:num]] = array.T
+    raw, weights = quantised(matrix, fmt)
+    blocks = raw.reshape(d, neurons.size // 32, -1)
+    head = 4 if fmt == "q4_1" else 2
+    padded = -(-d // 32) * 32
+
+    def table(at: int) -> jnp.ndarray:
+        halves = np.ascontiguousarray(blocks[:, :, at : at + 2]).view(np.float16)[..., 0].T
+        return jnp.asarray(np.pad(halves, ((0, 0), (0, padded - d))))
+
+    codes = np.zeros((num, padded), np.uint8)
+    for c, neuron in enumerate(neurons[:num]):
+        block, place = divmod(int(neuron), 32)
+        of_block = blocks[:, block, head:]
+        if fmt == "q8_0":
+            codes[c, :d] = of_block[:, place]
+        else:
+            codes[c, :d] = (of_block[:, place % 16] >> (4 if place >= 16 else 0)) & 15
+    groups = codes.reshape(num, -1, 32)
+    held = groups.view(np.int8) if fmt == "q8_0" else groups[..., :16] | groups[..., 16:] << 4
+    minima = table(2) if fmt == "q4_1" else None
+    rows = ColumnRows(jnp.asarray(held), jnp.asarray(neurons[:num] // 32, jnp.int32), table(0), minima)
+    return rows, weights[:, neurons[:num]].T
 
 
 def products(x: np.ndarray, w: np.ndarray | None, bias: np.ndarray | None) -> np.ndarray | None:

@@ -46,6 +46,15 @@ class TinySource:
         values = rng.normal(size=shapes[short]) * (1.0 if short == "embed" else 0.3)
         return (values * (np.nan if self.broken else 1)).astype(np.float32)
 
+    def packed(self, name: str) -> None:
+        return None
+
+    def own_sparsity(self) -> None:
+        return None
+
+    def has(self, name: str) -> bool:
+        return False
+
     def tokenizer(self) -> "TinySource":
         return self
 

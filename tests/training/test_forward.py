@@ -78,7 +78,7 @@ def test_histogram_counts_every_value(decoder: Decoder, windows: Windows) -> Non
 def test_histogram_passes_the_stream_on(decoder: Decoder, windows: Windows) -> None:
     model = layered(decoder)
     x = embed(model, windows.ids)
-    got, _ = histogram_layer(model.graph, model.layers[0], x)
+    got, _ = histogram_layer(model.graph, model.layers[0], x, jnp.float32(-1))
     want, _ = run_layer(model.graph, model.layers[0], x, jnp.float32(-1))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
@@ -100,7 +100,7 @@ def test_gradients_are_those_of_the_loss(decoder: Decoder, windows: Windows) -> 
     grad = loss_gradient(decoder.config.norm_eps, model.head, inputs[-1], ids)
     for layer in (2, 1, 0):
         grad, _ = sensitivity_layer(
-            model.graph, model.layers[layer], inputs[layer], grad, jnp.ones(1, jnp.float32)
+            model.graph, model.layers[layer], inputs[layer], grad, jnp.ones(1, jnp.float32), jnp.float32(-1)
         )
     want = jax.grad(loss)(inputs[0])
     np.testing.assert_allclose(grad, want, rtol=1e-3, atol=1e-3 * float(jnp.abs(want).max()))

@@ -69,19 +69,39 @@ def test_is_repeatable(monkeypatch: pytest.MonkeyPatch, source: Any, text: list[
     assert a.meta == b.meta
 
 
-def test_relu_models_only_get_a_profile(
+def test_other_models_only_get_a_profile(
     monkeypatch: pytest.MonkeyPatch,
     source: Any,
     text: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    source = type(source)(activation="fatrelu", activation_threshold=0.25)
+    source = type(source)(activation="drelu")
     assert command(monkeypatch, source, tmp_path, text) == 0
     sparsity = load_sparsity(tmp_path)
-    np.testing.assert_array_equal(sparsity.thresholds, np.full(3, 0.25, np.float32))
+    np.testing.assert_array_equal(sparsity.thresholds, np.zeros(3, np.float32))
     assert sparsity.frequency is not None and 0 < sparsity.frequency.mean() < 0.5
     assert "sparse by itself" in capsys.readouterr().out
+    assert command(monkeypatch, source, tmp_path / "b", text, "--active-frac", "0.2") == 2
+    assert "drelu takes no threshold" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("activation", "own"), [("relu", 0.0), ("fatrelu", 0.05)])
+def test_relu_models_get_thresholds_on_the_gate(
+    monkeypatch: pytest.MonkeyPatch, source: Any, text: list[str], tmp_path: Path, activation: str, own: float
+) -> None:
+    source = type(source)(activation=activation, activation_threshold=own)
+    assert command(monkeypatch, source, tmp_path, text, "--active-frac", "0.2") == 0
+    sparsity = load_sparsity(tmp_path)
+    assert sparsity.meta["rule"] == "fatrelu" and sparsity.meta["activation"] == activation
+    assert (sparsity.thresholds >= own).all() and sparsity.thresholds.max() > own
+    assert sparsity.frequency is not None
+    assert sparsity.frequency.mean() == pytest.approx(0.2, abs=0.01)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["max_loss"] is None and report["chosen"]["tried"]
+    for row in report["losses"].values():
+        assert row["active_frac"] == pytest.approx(0.2, abs=0.03)
+        assert abs(row["dense"] - row["thresholded"]) > 1e-4
 
 
 def test_limit_holds_on_the_text_it_was_chosen_on(decoder: Any) -> None:
@@ -122,6 +142,8 @@ def test_mistakes_take_one_line(
     fails("empty.txt is empty", [str(tmp_path / "empty.txt")])
     fails("--text", [str(tmp_path / "short.txt")])
     fails("--max-loss 0.0 must be above zero", text, "--max-loss", "0")
+    fails("--active-frac 1.5 must lie between 0 and 1", text, "--active-frac", "1.5")
+    fails("--active-frac 0.01 is out of reach", text, "--active-frac", "0.01")
     fails("--windows 1 must be at least 2", text, "--windows", "1")
     source.broken = True
     fails("NaN", text)

@@ -1,0 +1,1 @@
+"""Small programs that show how the parts are used."""

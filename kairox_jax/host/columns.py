@@ -1,0 +1,103 @@
+"""Inner loop over the shared-scale columns of one block of neurons, as LLVM vector IR.
+
+out[d] += scale[d] * sum_k z_k (code_k[d] - zero) + minimum[d] * sum_k z_k, for the active neurons k of the block: the
+codes are summed first and scaled once. See ``quant.columns`` for the bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils
+
+from kairox_jax.host.decode import (
+    FIRST_COLUMN,
+    FLAGS,
+    I64,
+    LANES,
+    Q4_0_COLUMN,
+    Q4_1_COLUMN,
+    Q8_0_COLUMN,
+    V16,
+    VF,
+    Target,
+    half_to_float,
+    levels_4,
+    levels_8,
+    load,
+    prefetch,
+    splat,
+    store,
+    target_of,
+)
+
+intrinsic: Any = extending.intrinsic  # its callers do not pass the typing context
+GROUPS = 4  # groups of 32 columns whose sums are kept in registers
+AHEAD_BYTES = 512  # in each column: several are read at a time
+MAX_NEURONS = 32  # of a block
+
+
+def _levels(b: Any, code: int, address: Any, offset: int, target: Target) -> list[Any]:
+    """Load 32 codes as two vectors of float32, their zero taken off."""
+    if code == Q8_0_COLUMN:
+        return levels_8(b, address, offset)
+    return levels_4(b, address, offset, 8 if code == Q4_0_COLUMN else 0, target)
+
+
+@intrinsic
+def add_columns(typing_context, mark, columns, factors, count, scales, minima, out, groups):  # type: ignore[no-untyped-def]
+    """Add ``count`` columns, whose addresses and factors are listed, to ``groups`` times 32 floats at ``out``."""
+    code = mark.count
+    group_bytes = 32 if code == Q8_0_COLUMN else 16
+
+    def codegen(context, b, signature, args):
+        if code < FIRST_COLUMN:
+            return context.get_dummy_value()  # rows are never listed, but the branch that would is compiled
+        _, columns, factors, count, scales, minima, out, groups = args
+        target = target_of(context)
+        zero = ir.Constant(VF, [0.0] * LANES)
+        sums = [cgutils.alloca_once_value(b, zero) for _ in range(2 * GROUPS)]
+        total = cgutils.alloca_once_value(b, zero)
+
+        def some_groups(first: Any, size: int) -> None:
+            for part in (*sums[: 2 * size], total):
+                b.store(zero, part)
+            offset = b.mul(first, ir.Constant(I64, group_bytes))
+            with cgutils.for_range(b, count) as loop:
+                column = load(b, b.add(columns, b.shl(loop.index, ir.Constant(I64, 3))), 0, I64)
+                z = load(b, b.add(factors, b.shl(loop.index, ir.Constant(I64, 2))), 0, ir.FloatType())
+                z = splat(b, z)
+                address = b.add(column, offset)
+                for line in range(0, size * group_bytes, 64):
+                    prefetch(b, address, AHEAD_BYTES + line)
+                for group in range(size):
+                    for half, level in enumerate(_levels(b, code, address, group * group_bytes, target)):
+                        into = sums[2 * group + half]
+                        product = b.fmul(level, z, flags=FLAGS)
+                        b.store(b.fadd(b.load(into), product, flags=FLAGS), into)
+                b.store(b.fadd(b.load(total), z, flags=FLAGS), total)
+            halves = b.shl(first, ir.Constant(I64, 6))  # bytes of 32 float16
+            place = b.add(out, b.shl(first, ir.Constant(I64, 7)))
+            for part in range(2 * size):
+                scale = half_to_float(b, load(b, b.add(scales, halves), 2 * LANES * part, V16), target)
+                value = b.fadd(
+                    load(b, place, 4 * LANES * part, VF),
+                    b.fmul(b.load(sums[part]), scale, flags=FLAGS),
+                    flags=FLAGS,
+                )
+                if code == Q4_1_COLUMN:
+                    least = half_to_float(b, load(b, b.add(minima, halves), 2 * LANES * part, V16), target)
+                    value = b.fadd(value, b.fmul(b.load(total), least, flags=FLAGS), flags=FLAGS)
+                store(b, value, place, 4 * LANES * part)
+
+        many = b.udiv(groups, ir.Constant(I64, GROUPS))
+        with cgutils.for_range(b, many) as loop:
+            some_groups(b.mul(loop.index, ir.Constant(I64, GROUPS)), GROUPS)
+        begun = b.mul(many, ir.Constant(I64, GROUPS))
+        with cgutils.for_range(b, b.sub(groups, begun)) as loop:
+            some_groups(b.add(begun, loop.index), 1)
+        return context.get_dummy_value()
+
+    return types.void(mark, *(types.int64,) * 7), codegen

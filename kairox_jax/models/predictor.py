@@ -1,0 +1,82 @@
+"""A layer's activation predictor as a Flax module, and its forecast on the host from packed rows.
+
+The same function as ``io.Predictors.predict``; training, evaluation and device programs use the module.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from kairox_jax.host import matvec
+from kairox_jax.io.predictors import NORMS, RMS_EPS, LayerPredictor, Predictors, normalise_input
+
+
+class Predictor(nnx.Module):
+    """score = fc2 relu(fc1 norm(x) + fc1_bias) + bias; x is what ``io.Predictors.input`` says.
+
+    Attributes:
+        fc1: [R, D].
+        fc1_bias: [R].
+        fc2: [F, R].
+        bias: [F].
+        norm: ``none`` or ``rms``, done to x first.
+    """
+
+    def __init__(self, d_model: int, rank: int, num_neurons: int, *, norm: str, rngs: nnx.Rngs) -> None:
+        if norm not in NORMS:
+            raise ValueError(f"predictor norm {norm!r} is not one of {', '.join(NORMS)}")
+        self.norm = norm
+        init = nnx.initializers.normal
+        self.fc1 = nnx.Param(init(d_model**-0.5)(rngs.params(), (rank, d_model)))
+        self.fc1_bias = nnx.Param(jnp.zeros((rank,), jnp.float32))
+        self.fc2 = nnx.Param(init(0.1 * rank**-0.5)(rngs.params(), (num_neurons, rank)))
+        self.bias = nnx.Param(jnp.zeros((num_neurons,), jnp.float32))
+
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch F"]:
+        """Return the scores of all neurons."""
+        ones = (1,) * (x.ndim - 1)
+        if self.norm == "rms":
+            x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + RMS_EPS)
+        hidden = jax.nn.relu(x @ self.fc1[...].T + self.fc1_bias[...].reshape(*ones, -1))
+        return hidden @ self.fc2[...].T + self.bias[...].reshape(*ones, -1)
+
+
+def load_predictor(predictor: LayerPredictor, norm: str) -> Predictor:
+    """Return a stored predictor as a module, its weights unpacked to float32 on the default device."""
+    (rank, dim), neurons = predictor.fc1.shape, predictor.fc2.shape[0]
+    module = nnx.eval_shape(lambda: Predictor(dim, rank, neurons, norm=norm, rngs=nnx.Rngs(0)))
+    fc1, fc2 = predictor.weights
+    zero = {"fc1_bias": np.zeros(rank, np.float32), "bias": np.zeros(neurons, np.float32)}
+    module.fc1, module.fc2 = nnx.Param(jnp.asarray(fc1)), nnx.Param(jnp.asarray(fc2))
+    for name, values in (("fc1_bias", predictor.fc1_bias), ("bias", predictor.bias)):
+        setattr(module, name, nnx.Param(jnp.asarray(zero[name] if values is None else values)))
+    return module
+
+
+def host_scores(
+    predictors: Predictors, layer: int, x: Float[np.ndarray, "B D"], out: Float[np.ndarray, "B F"]
+) -> None:
+    """Compute a layer's scores on the host from the packed rows.
+
+    Args:
+        predictors: all layers.
+        layer: index of the layer whose FFN is forecast.
+        x: float32 [B, D], as ``predictors.input`` says, not yet normalised; B 1 to 8.
+        out: float32 [B, F], overwritten; neuron i is predicted where ``out >= predictors.layers[layer].threshold``.
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """
+    predictor = predictors.layers[layer]
+    hidden = np.empty((len(x), predictor.fc1.shape[0]), np.float32)
+    matvec(np.ascontiguousarray(normalise_input(x, predictors.norm)), predictor.fc1, hidden)
+    if predictor.fc1_bias is not None:
+        hidden += predictor.fc1_bias
+    np.maximum(hidden, 0, out=hidden)
+    matvec(hidden, predictor.fc2, out)
+    if predictor.bias is not None:
+        out += predictor.bias

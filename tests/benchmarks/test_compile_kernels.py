@@ -1,0 +1,43 @@
+"""The kernels as machine code, where the triton package is: no spills in the cases that had some."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import compile_kernels
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+SAVED = Path(__file__).parents[2] / "benchmarks/results/compile_kernels.json"
+# Each of these spilled with larger tiles; the last is the form of a GGUF down matrix.
+TIGHT = [
+    ("gather_gate_up_relu", "q4_0", 8, 86),
+    ("gather_down_atomic", "q4_0", 4, 90),
+    ("gather_down_two_pass", "q4_0", 1, 90),
+    ("gather_down_two_pass", "q4_1_column", 8, 86),
+]
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="the triton package is not installed")
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize(("op", "dtype", "batch", "arch"), TIGHT)
+def test_tight_kernels_compile_without_spills(op: str, dtype: str, batch: int, arch: int) -> None:
+    (row,) = compile_kernels.compile_all((arch,), (dtype,), (batch,), (op,))
+    assert (row.op, row.dtype, row.batch, row.arch) == (op, dtype, batch, f"sm_{arch}")
+    assert 0 < row.registers <= 255 and row.spill_bytes == 0
+
+
+@pytest.mark.skipif(HAS_TRITON, reason="the triton package is installed")
+def test_without_triton_it_says_how_to_get_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compile_kernels.main([]) == 3
+    assert "pip install triton" in capsys.readouterr().err
+
+
+def test_the_table_is_made_from_the_saved_json() -> None:
+    out = subprocess.run(
+        [sys.executable, "-m", "benchmarks.compile_kernels", "--table", str(SAVED)],
+        capture_output=True, text=True, check=True, cwd=SAVED.parents[2],
+    ).stdout  # fmt: skip
+    assert out.startswith("| operation | rows | batch |") and len(out.splitlines()) > 20

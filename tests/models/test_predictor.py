@@ -1,0 +1,39 @@
+"""The Flax predictor and the host's packed rows compute what NumPy does."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from kairox_jax.io.predictor_file import pack_rows
+from kairox_jax.io.predictors import LayerPredictor, Predictors
+from kairox_jax.models.predictor import Predictor, host_scores, load_predictor
+
+D, F, R = 64, 80, 32
+
+
+@pytest.mark.parametrize("norm", ["none", "rms"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "f16", "f32"])
+def test_module_and_host_agree_with_numpy(
+    rng: np.random.Generator, norm: str, biased: bool, format: str
+) -> None:
+    biases = {"fc1_bias": rng.normal(size=R), "bias": rng.normal(size=F)} if biased else {}
+    part = LayerPredictor(
+        fc1=pack_rows(rng.normal(size=(R, D)), format),
+        fc2=pack_rows(rng.normal(size=(F, R)), format),
+        **{name: values.astype(np.float32) for name, values in biases.items()},
+    )
+    predictors = Predictors(layers=(part,), input="own", norm=norm)
+    x = rng.normal(size=(3, D)).astype(np.float32) * 4
+    want = predictors.predict(0, x)
+    got = load_predictor(part, norm)(jnp.asarray(x)[None])[0]
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+    out = np.empty((3, F), np.float32)
+    host_scores(predictors, 0, x, out)
+    np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+
+
+def test_an_unknown_norm_is_refused() -> None:
+    with pytest.raises(ValueError, match="norm 'layer' is not one of"):
+        Predictor(D, R, F, norm="layer", rngs=nnx.Rngs(0))

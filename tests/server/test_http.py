@@ -1,0 +1,324 @@
+"""Limits, keys, hosts and shapes of errors; malformed bodies; loading, shutdown and kill -9."""
+
+import json
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server_process import Server, started
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+LONG = {"prompt": "L", "temperature": 0, "max_tokens": 4000}
+
+
+def check_error(status: int, answer: dict, want: int) -> None:
+    assert status == want
+    assert set(answer) == {"error"} and set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["message"] and "\n" not in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "want"),
+    [
+        ("GET", "/nothing", None, 404),
+        ("GET", "/static/../app.py", None, 404),
+        ("GET", "/static/%2e%2e/app.py", None, 404),
+        ("GET", "/v1/completions", None, 405),
+        ("POST", "/v1/models", {}, 405),
+        ("POST", "/v1/completions", b"{", 400),
+        ("POST", "/v1/completions", b"\xff\xfe", 400),
+        ("POST", "/v1/completions", b"[" * 100_000, 400),
+        ("POST", "/v1/completions", b'{"prompt": "x", "top_k": ' + b"9" * 5000 + b"}", 400),
+        ("POST", "/v1/completions", {"prompt": [10**9]}, 400),
+        ("POST", "/v1/completions", {"prompt": "A", "logit_bias": {"100000": 1}}, 400),
+        ("POST", "/v1/completions", {"prompt": "A", "stream_options": {"include_usage": True}}, 400),
+        ("POST", "/v1/completions", {"prompt": ["A"] * 60, "n": 2}, 400),
+        ("POST", "/detokenize", {"tokens": [-1]}, 400),
+        ("POST", "/v1/completions", b'{"prompt": "' + b"x" * (5 * 2**20) + b'"}', 413),
+        ("GET", "/live?since=x", None, 400),
+    ],
+)
+def test_errors_have_openais_shape(server: Server, method: str, path: str, body: object, want: int):
+    check_error(*server.json(method, path, body), want)
+
+
+def test_a_body_without_a_length_is_limited_too(server: Server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        piece = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+        try:
+            for _ in range(80):
+                connection.sendall(piece)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        assert connection.recv(64).startswith(b"HTTP/1.1 413")
+
+
+def test_tokens_there_and_back(server: Server):
+    _, answer = server.json("POST", "/tokenize", {"content": "Aé"})
+    assert server.json("POST", "/detokenize", answer)[1] == {"content": "Aé"}
+    _, named = server.json("POST", "/tokenize", {"content": "Aé", "with_pieces": True, "add_special": True})
+    assert [t["piece"] for t in named["tokens"]] == ["<s>", "A", "bytes:\\xc3", "bytes:\\xa9"]
+
+
+def test_what_the_server_tells(server: Server):
+    _, props = server.json("GET", "/props")
+    assert props["placement"]["slots_per_layer"] == [64, 64] and props["parallel"] == 1
+    assert props["defaults"]["temperature"] == 1 and props["context_length"] == 4096
+    assert (
+        server.json("POST", "/v1/completions", {"prompt": "L", "temperature": 0, "max_tokens": 50})[0] == 200
+    )
+    _, live = server.json("GET", "/live")
+    steps = live["steps"]
+    assert len({len(column) for column in steps.values()}) == 1 and len(steps["seq"]) >= 49
+    assert len(live["residency"]["bins"]) == 2 and 0 < live["hit_rate"] < 1
+    _, later = server.json("GET", f"/live?since={steps['seq'][-1]}")
+    assert later["steps"]["seq"] == []
+    _, headers, text = server.request("GET", "/metrics")
+    assert headers["content-type"].startswith("text/plain")
+    metrics = dict(re.findall(r"^(kairox_\S+) (\S+)$", text.decode(), re.MULTILINE))
+    active = [
+        float(metrics[f'kairox_active_neurons_total{{place="{place}"}}']) for place in ("device", "host")
+    ]
+    assert active[0] / sum(active) == pytest.approx(live["hit_rate"], abs=1e-5)
+    assert float(metrics["kairox_time_to_first_token_seconds_count"]) > 0
+    assert float(metrics['kairox_step_seconds_total{part="gpu"}']) > 0
+    assert {"kairox_queue_length", "kairox_link_bytes_total", "kairox_hit_rate"} <= set(metrics)
+
+
+def test_headers_and_hosts(server: Server):
+    _, headers, _ = server.request("GET", "/")
+    assert headers["content-security-policy"].startswith("default-src 'self';")
+    assert headers["x-content-type-options"] == "nosniff" and headers["x-request-id"].startswith("req-")
+    assert "access-control-allow-origin" not in headers
+    for host in ("evil.example", "127.0.0.1.evil.example", ""):
+        check_error(*server.json("GET", "/props", headers={"Host": host}), 403)
+    for host in ("localhost:1", "127.0.0.1", "[::1]:80", "LOCALHOST"):
+        assert server.json("GET", "/props", headers={"Host": host})[0] == 200
+    # A page of another origin can send text without asking first, so text is not understood.
+    check_error(
+        *server.json("POST", "/tokenize", b'{"content": "x"}', headers={"Content-Type": "text/plain"}), 400
+    )
+
+
+def test_prompts_stay_out_of_the_log(server: Server):
+    body = {"prompt": "a very secret prompt", "unknown": "a very secret value"}
+    assert server.json("POST", "/v1/completions", body)[0] == 400
+    del body["unknown"]
+    assert server.json("POST", "/v1/completions", body)[0] == 200
+    assert "secret" not in server.log.read_text()
+
+
+RIGHT = {"Authorization": "Bearer sesame"}
+
+
+@pytest.fixture(scope="module")
+def strict(scripted_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a key, one place in its queue and little patience."""
+    flags = (
+        "--gpu-cache-neurons",
+        "8",
+        "-c",
+        "4096",
+        "--timeout",
+        "2",
+        "--max-waiting",
+        "1",
+        "--log-prompts",
+    )
+    log = tmp_path_factory.mktemp("strict") / "log"
+    origin = ("--cors-origin", "https://a.example")
+    with started(scripted_model, log, *flags, *origin, KAIROX_API_KEY="sesame") as running:
+        yield running
+
+
+def test_the_key_is_asked_for(strict: Server):
+    for path in ("/v1/models", "/props", "/metrics", "/live", "/openapi.json"):
+        for wrong in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Basic sesame"}):
+            check_error(*strict.json("GET", path, headers=wrong), 401)
+        assert strict.request("GET", path, headers=RIGHT)[0] == 200
+    assert strict.request("GET", "/")[0] == strict.request("GET", "/health")[0] == 200
+
+
+def test_only_listed_origins_may_call(strict: Server):
+    asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    _, headers, _ = strict.request("OPTIONS", "/v1/completions", headers=asked)
+    assert headers["access-control-allow-origin"] == "https://a.example"
+    _, headers, _ = strict.request("GET", "/health", headers={"Origin": "https://b.example"})
+    assert "access-control-allow-origin" not in headers
+
+
+def test_a_request_that_takes_too_long_ends(strict: Server):
+    begin = time.monotonic()
+    check_error(*strict.json("POST", "/v1/completions", LONG, headers=RIGHT), 408)
+    assert 2 <= time.monotonic() - begin < 10
+    assert '"prompt": "L"' in strict.log.read_text() and "sesame" not in strict.log.read_text()
+
+
+def test_a_full_queue_and_a_waiting_client_that_leaves(strict: Server):
+    def live(name: str) -> int:
+        return strict.json("GET", "/live", headers=RIGHT)[1][name]
+
+    first = threading.Thread(
+        target=strict.json, args=("POST", "/v1/completions", LONG), kwargs={"headers": RIGHT}
+    )
+    first.start()
+    while not live("active"):
+        time.sleep(0.01)
+    head = "Authorization: Bearer sesame\r\n"
+    waiting = threading.Thread(
+        target=strict.leave, args=("/v1/completions", b'{"prompt": "A", "stream": true}', 0, 0.4, head)
+    )
+    waiting.start()
+    while not live("waiting"):
+        time.sleep(0.01)
+    status, answer = strict.json("POST", "/v1/completions", {"prompt": "A"}, headers=RIGHT)
+    check_error(status, answer, 429)
+    assert answer["error"]["code"] == "queue_full"
+    waiting.join()
+    time.sleep(0.1)
+    body = {"prompt": "A", "temperature": 0, "max_tokens": 2}
+    assert strict.json("POST", "/v1/completions", body, headers=RIGHT)[0] == 200  # its place is free
+    first.join()
+
+
+def mutated(rng: random.Random) -> bytes:
+    """A body that is wrong in one of many ways."""
+    odd = [
+        None,
+        True,
+        -1,
+        1e308,
+        "",
+        "x",
+        [],
+        {},
+        [[]],
+        {"a": 1},
+        10**30,
+        "\ud800",
+        [None],
+        float("nan"),
+        [1, "a"],
+    ]
+    body: dict = dict(CHAT) if rng.random() < 0.5 else {"prompt": "A", "max_tokens": 2}
+    fields = "messages prompt temperature top_p top_k n stop stream stream_options seed logprobs max_tokens x".split()
+    fields += "logit_bias response_format top_logprobs echo min_p presence_penalty user model".split()
+    for _ in range(rng.randint(1, 3)):
+        body[rng.choice(fields)] = rng.choice(odd)
+    if rng.random() < 0.2:
+        body["messages"] = [{"role": rng.choice(["user", "x", None]), "content": rng.choice(odd)}]
+    data = bytearray(json.dumps(body).encode())
+    how = rng.random()
+    if how < 0.2:
+        del data[rng.randrange(len(data)) :]
+    elif how < 0.4:
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    elif how < 0.5:
+        data = bytearray(rng.randbytes(rng.randrange(200)))
+    return bytes(data)
+
+
+def test_malformed_bodies_never_break_the_server(server: Server):
+    rng, seen = random.Random(7), set()
+    for i in range(300):
+        path = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")[i % 4]
+        data = mutated(rng)
+        status, _, answer = server.request("POST", path, data, timeout=20)
+        assert status in (200, 400, 404), (status, path, data)
+        if status != 200:
+            check_error(status, json.loads(answer), status)
+        seen.add(status)
+    assert {200, 400} <= seen
+    assert (
+        server.json("POST", "/v1/chat/completions", CHAT)[1]["choices"][0]["message"]["content"]
+        == "Hello, world!"
+    )
+
+
+def test_the_servers_own_document_holds(server: Server):
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--seed", "1"]
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    command += ["--checks", f"{checks},negative_data_rejection,unsupported_method", "--max-examples", "8"]
+    command += ["--phases", "examples,coverage,fuzzing", "--request-timeout", "20", "--max-failures", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+def stream_lines(server: Server, lines: list[str], started_event: threading.Event) -> None:
+    """Read a long stream line by line until it ends."""
+    body = json.dumps({**LONG, "stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        with connection.makefile("rb") as file:
+            try:
+                for line in file:
+                    lines.append(line.decode())
+                    if line.startswith(b"data:"):
+                        started_event.set()
+            except ConnectionResetError:
+                pass
+
+
+def in_background(server: Server) -> tuple[threading.Thread, list[str]]:
+    lines: list[str] = []
+    begun = threading.Event()
+    thread = threading.Thread(target=stream_lines, args=(server, lines, begun))
+    thread.start()
+    assert begun.wait(30)
+    return thread, lines
+
+
+@pytest.mark.parametrize("grace", ["60", "0.3"])
+def test_shutdown_gives_every_stream_an_end(scripted_model: Path, tmp_path: Path, grace: str):
+    flags = ("--gpu-cache-neurons", "8", "--grace", grace, "-c", "4096")
+    with started(scripted_model, tmp_path / "log", *flags) as server:
+        thread, lines = in_background(server)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        if grace == "60":
+            check_error(*server.json("POST", "/v1/completions", {"prompt": "A"}), 503)
+        thread.join(60)
+        assert server.process.wait(30) == 0
+        events = [line for line in lines if line.startswith("data:")]
+        if grace == "60":
+            assert events[-1] == "data: [DONE]\n"
+        else:
+            assert "shutting down" in json.loads(events[-1][6:])["error"]["message"]
+            assert lines[-1] == "\r\n"  # the end of the chunked answer: it was not cut off
+
+
+def test_it_listens_while_loading_and_survives_kill_9(scripted_model: Path, tmp_path: Path):
+    cache = tmp_path / "compiled"
+    flags = ("--gpu-cache-neurons", "8", "-c", "4096")
+    env = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    with started(scripted_model, tmp_path / "log", *flags, ready=False, **env) as server:
+        check_error(*server.json("GET", "/health"), 503)
+        check_error(*server.json("POST", "/v1/chat/completions", CHAT), 503)
+        server.wait_ready()
+        threads = [in_background(server)[0]]
+        server.process.kill()
+        assert server.process.wait(30) == -signal.SIGKILL
+        threads[0].join(30)
+    assert any(cache.iterdir())
+    with started(scripted_model, tmp_path / "log2", *flags, **env) as server:
+        status, answer = server.json("POST", "/v1/chat/completions", CHAT)
+        assert status == 200 and answer["choices"][0]["message"]["content"] == "Hello, world!"
+        assert "warning" not in server.log.read_text().lower()
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path, scripted_model: Path):
+    with started(scripted_model, tmp_path / "log", "--gpu-cache-neurons", "3000", ready=False) as server:
+        assert server.process.wait(60) == 2
+    assert "--gpu-cache-neurons 3000: a layer of this model has 160 neurons" in (tmp_path / "log").read_text()

@@ -1,0 +1,258 @@
+"""The official clients against a real server process with the scripted model."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from scripted_model import DEFAULT, EMOJI, LETTERS, token_id
+from server_process import Server
+
+HELLO = [{"role": "user", "content": "hi"}]
+NODE_CLIENT = Path(os.environ.get("NODE_PATH", "node_modules")) / "openai/package.json"
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def test_models(client):
+    (model,) = client.models.list().data
+    assert model.id == "scripted" and client.models.retrieve("scripted") == model
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
+        client.models.retrieve("gpt-4")
+
+
+def test_chat(client):
+    answer = client.chat.completions.create(model="scripted", messages=HELLO, temperature=0)
+    (choice,) = answer.choices
+    assert choice.message.content == "Hello, world!" and choice.message.role == "assistant"
+    assert choice.finish_reason == "stop"
+    # <s> <|user|> h i <|assistant|>: one BOS, though the template writes one and the tokenizer adds one.
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (
+        5,
+        4,
+        9,
+    )
+
+
+def test_chat_with_parts_and_history(client):
+    messages = [
+        {"role": "developer", "content": "be short"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "d"},
+    ]
+    answer = client.chat.completions.create(model="scripted", messages=messages, temperature=0)
+    again = client.chat.completions.create(
+        model="scripted", messages=[*messages, answer.choices[0].message], temperature=0
+    )
+    assert answer.choices[0].message.content == again.choices[0].message.content == "Hello, world!"
+
+
+def test_streamed_chat_equals_whole(client):
+    stream = client.chat.completions.create(
+        model="scripted",
+        messages=HELLO,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        logprobs=True,
+    )
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == "Hello, world!"
+    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 2) + ["stop"]
+    tokens = [t.token for c in chunks[:-1] if c.choices[0].logprobs for t in c.choices[0].logprobs.content]
+    assert tokens == ["Hello", ",", " world", "!"]
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 4
+    assert {c.id for c in chunks} == {chunks[0].id}
+
+
+def test_completion_streamed_and_not(client):
+    settings = {"model": "scripted", "prompt": "A", "temperature": 0, "max_tokens": 5}
+    whole = client.completions.create(**settings)
+    assert whole.choices[0].text == " B C D E F" and whole.choices[0].finish_reason == "length"
+    chunks = list(client.completions.create(**settings, stream=True))
+    assert "".join(c.choices[0].text for c in chunks) == " B C D E F"
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_the_default_limit_of_a_completion_is_openais(client):
+    answer = client.completions.create(model="scripted", prompt="L", temperature=0)
+    assert answer.usage.completion_tokens == 16
+
+
+def test_prompts_of_every_form(server, client):
+    _, ids = server.json("POST", "/tokenize", {"content": "A", "add_special": True})
+    for prompt in (["A", "?"], [ids["tokens"], "?"], [ids["tokens"], ids["tokens"]], ids["tokens"]):
+        if prompt == [ids["tokens"], "?"]:
+            with pytest.raises(openai.BadRequestError, match="prompt: expected a text"):
+                client.completions.create(model="scripted", prompt=prompt)
+            continue
+        answer = client.completions.create(
+            model="scripted", prompt=prompt, temperature=0, max_tokens=2, echo=True
+        )
+        want = {"A": "A B C", "?": "? said Al"}
+        texts = [c.text for c in answer.choices]
+        if prompt == ["A", "?"]:
+            assert texts == list(want.values())
+        else:
+            assert set(texts) == {"A B C"}
+        assert [c.index for c in answer.choices] == list(range(len(texts)))
+        assert answer.usage.prompt_tokens == 2 * len(texts)
+
+
+def test_stop(client):
+    for stop in (" E", [" Z", " E F"]):
+        answer = client.completions.create(
+            model="scripted", prompt="A", temperature=0, stop=stop, max_tokens=30
+        )
+        assert answer.choices[0].text == " B C D" and answer.choices[0].finish_reason == "stop"
+
+
+def test_logprobs_are_of_the_models_own_distribution(client):
+    """Whatever temperature, bias and penalties do to the choice, the log-probability of a token is the model's."""
+    settings = {"model": "scripted", "prompt": "A", "max_tokens": 1, "logprobs": 20}
+    plain = client.completions.create(**settings, temperature=0).choices[0].logprobs
+    answer = plain.token_logprobs[0]
+    assert plain.tokens == [" B"] and plain.top_logprobs[0][" B"] == answer
+    assert sum(math.exp(v) for v in plain.top_logprobs[0].values()) < 1
+    assert list(plain.top_logprobs[0].values()) == sorted(plain.top_logprobs[0].values(), reverse=True)
+    token = token_id(DEFAULT)
+    biased = (
+        client.completions.create(**settings, temperature=0, logit_bias={str(token): 100}).choices[0].logprobs
+    )
+    assert biased.tokens == [DEFAULT]
+    assert biased.token_logprobs[0] == pytest.approx(plain.top_logprobs[0][DEFAULT], abs=1e-5)
+
+
+def test_chat_logprobs(client):
+    answer = client.chat.completions.create(
+        model="scripted", messages=HELLO, temperature=0, logprobs=True, top_logprobs=2
+    )
+    entries = answer.choices[0].logprobs.content
+    assert [entry.token for entry in entries] == ["Hello", ",", " world", "!"]
+    for entry in entries:
+        assert bytes(entry.bytes).decode() == entry.token
+        assert len(entry.top_logprobs) == 2 and entry.top_logprobs[0].token == entry.token
+        assert entry.logprob == entry.top_logprobs[0].logprob < 0
+
+
+def test_logprobs_name_parts_of_a_character_by_their_bytes(client):
+    answer = client.completions.create(model="scripted", prompt="e", temperature=0, logprobs=0)
+    assert answer.choices[0].text == f" face{EMOJI} bye"
+    names = [f"bytes:\\x{byte:02x}" for byte in EMOJI.encode()]
+    assert answer.choices[0].logprobs.tokens == [" face", *names, " bye"]
+    assert answer.choices[0].logprobs.text_offset == [0, 5, 5, 5, 5, 6]
+
+
+def test_n_takes_the_seeds_that_follow(client):
+    settings = {"model": "scripted", "prompt": "z", "temperature": 1.5, "max_tokens": 12}
+    three = client.completions.create(**settings, n=3, seed=5)
+    alone = [client.completions.create(**settings, seed=5 + i).choices[0].text for i in range(3)]
+    assert [choice.text for choice in three.choices] == alone and len(set(alone)) == 3
+    chunks = list(client.completions.create(**settings, n=3, seed=5, stream=True))
+    texts = ["".join(c.choices[0].text for c in chunks if c.choices[0].index == i) for i in range(3)]
+    assert texts == alone
+
+
+def test_penalties_and_bias_change_the_choice(client, server):
+    settings = {"model": "scripted", "prompt": "L", "temperature": 0, "max_tokens": 40}
+    plain = client.completions.create(**settings).choices[0].text
+    assert plain.count(" x0") == 3
+    assert client.completions.create(**settings, frequency_penalty=2).choices[0].text.count(" x0") < 3
+    _, found = server.json("POST", "/tokenize", {"content": "L"})
+    biased = client.completions.create(**settings, logit_bias={str(found["tokens"][0]): 100}).choices[0].text
+    assert biased == "L" * 40
+
+
+def test_ignore_eos(client):
+    settings = {"model": "scripted", "prompt": "A", "temperature": 0, "max_tokens": 40}
+    assert client.completions.create(**settings).usage.completion_tokens == len(LETTERS)
+    more = client.completions.create(**settings, extra_body={"ignore_eos": True})
+    assert more.usage.completion_tokens == 40 and more.choices[0].text.startswith("".join(LETTERS))
+
+
+@pytest.mark.parametrize(
+    "schema", [None, {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}]
+)
+def test_json_answers(client, schema):
+    form = {"type": "json_object"}
+    if schema is not None:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    answer = client.chat.completions.create(
+        model="scripted", messages=HELLO, seed=3, response_format=form, max_tokens=300, frequency_penalty=1
+    )
+    choice = answer.choices[0]
+    if choice.finish_reason == "stop":
+        value = json.loads(choice.message.content)
+        assert isinstance(value, dict) and (schema is None or value["a"] in (1, 2))
+    else:
+        assert choice.message.content.lstrip().startswith("{")
+
+
+def test_errors(client):
+    with pytest.raises(openai.BadRequestError, match="unknown or unsupported field 'tools'"):
+        client.chat.completions.create(
+            model="scripted", messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}]
+        )
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model="scripted", messages=HELLO, temperature=-1)
+    with pytest.raises(openai.NotFoundError, match="use 'scripted'") as error:
+        client.chat.completions.create(model="gpt-4", messages=HELLO)
+    assert error.value.code == "model_not_found" and error.value.param == "model"
+
+
+async def _chat(client: openai.AsyncOpenAI) -> str:
+    stream = await client.chat.completions.create(
+        model="scripted", messages=HELLO, temperature=0, stream=True
+    )
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+def test_the_asynchronous_client(server):
+    import asyncio
+
+    async def run() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+            return await asyncio.gather(*(_chat(client) for _ in range(4)))
+
+    assert asyncio.run(run()) == ["Hello, world!"] * 4
+
+
+SCRIPT = """
+import OpenAI from 'openai';
+const client = new OpenAI({ baseURL: process.argv[2] + '/v1', apiKey: 'x', maxRetries: 0 });
+const messages = [{ role: 'user', content: 'hi' }];
+const whole = await client.chat.completions.create({ model: 'scripted', messages, temperature: 0 });
+let text = '';
+const stream = await client.chat.completions.create({ model: 'scripted', messages, temperature: 0, stream: true });
+for await (const chunk of stream) text += chunk.choices[0].delta.content ?? '';
+let refused = 0;
+try { await client.chat.completions.create({ model: 'scripted', messages, tools: [] }); }
+catch (error) { refused = error.status; }
+console.log(JSON.stringify([whole.choices[0].message.content, text, refused]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.skipif(
+    not NODE_CLIENT.is_file(),
+    reason="the npm package openai is not in node_modules (or in NODE_PATH)",
+)
+def test_the_client_of_npm(server, tmp_path):
+    (tmp_path / "node_modules").symlink_to(NODE_CLIENT.parents[1].resolve())
+    (tmp_path / "chat.mjs").write_text(SCRIPT)
+    done = subprocess.run(
+        ["node", "chat.mjs", server.url], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["Hello, world!", "Hello, world!", 400]

@@ -1,0 +1,243 @@
+"""A training run, kept in a work folder so that a killed one goes on: activations, ranks, fits, thresholds."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from kairox_jax.io.predictor_file import pack_rows
+from kairox_jax.io.predictors import LayerPredictor, Predictors
+from kairox_jax.io.sparsity import fingerprint
+from kairox_jax.models import load_decoder
+from training.evaluate import Mode, run_modes
+from training.evaluate_figures import layer_figures, mode_figures, row_sizes
+from training.forward import LayeredModel, layered
+from training.predictor_choose import MOST_RANK, RANK_STEP, choose_ranks
+from training.predictor_data import Activations, collect, decode_square, neuron_weights, write_json
+from training.predictor_fit import PROBE_TOKENS, FitSettings, Fitted, Start, fit_layer, regress
+from training.predictor_thresholds import Choice, choose_thresholds, model_thresholds
+from training.texts import Windows
+
+DENSE_UNIT_SHARE = 0.5  # the unit of contributions is the value that this share of them exceeds
+ACTIVE_UNIT_SHARE = 0.98  # the same among the active neurons of a model that is sparse by itself
+WEIGHT_WINDOWS = 4  # of each kind: a backward pass costs four forward ones
+
+
+def pack(fitted: Fitted, threshold: float) -> LayerPredictor:
+    """Round a trained predictor to rows: Q8_0 and Q4_0, or float16 where the width is no multiple of 32."""
+    blocks = fitted.fc1.shape[1] % 32 == 0
+    fc1 = pack_rows(fitted.fc1, "q8_0" if blocks else "f16")
+    # What rounding does to the mean input is a constant: the bias takes it.
+    shift = (fitted.fc1 - fc1.dequantize()) @ fitted.mean
+    half = [b.astype(np.float16).astype(np.float32) for b in (fitted.fc1_bias + shift, fitted.bias)]
+    return LayerPredictor(
+        fc1=fc1, fc2=pack_rows(fitted.fc2, "q4_0"), fc1_bias=half[0], bias=half[1], threshold=threshold
+    )
+
+
+def unit_bytes(d_model: int, num_neurons: int) -> int:
+    """Return the bytes that 32 hidden units take in ``pack``'s formats."""
+    fc1 = RANK_STEP * (d_model * 34 // 32 if d_model % 32 == 0 else 2 * d_model)
+    return fc1 + num_neurons * 18 + 2 * RANK_STEP
+
+
+class Trainer:
+    """A run: what it has done is in the work folder, so that another run goes on from there."""
+
+    def __init__(self, source: Any, windows: dict[str, Windows], options: argparse.Namespace) -> None:
+        self.source, self.windows, self.options = source, windows, options
+        self.config = source.config
+        self.work: Path = options.out / "predictors.work" if options.work is None else Path(options.work)
+        if self.config.norm != "rmsnorm" or self.config.positions != "rotary":
+            raise ValueError(
+                f"the model has {self.config.norm} and {self.config.positions} positions: predictors are trained for "
+                "models with RMS norm and rotary positions only"
+            )
+        self._claim()
+
+    def _claim(self) -> None:
+        """Mark the work folder with what decides its content; refuse one of another run."""
+        names = (
+            "windows",
+            "held",
+            "window",
+            "batch",
+            "steps",
+            "fit_batch",
+            "rate",
+            "every",
+            "patience",
+            "bytes",
+            "seed",
+        )
+        ids = [hashlib.sha256(w.ids.tobytes()).hexdigest() for w in self.windows.values()]
+        facts = {
+            "model": fingerprint(self.source),
+            "text": ids,
+            **{n: getattr(self.options, n) for n in names},
+        }
+        file = self.work / "run.json"
+        if not file.exists():
+            self.work.mkdir(parents=True, exist_ok=True)
+            write_json(file, facts)
+        elif (before := json.loads(file.read_text())) != facts:
+            other = [name for name in facts if before.get(name) != facts[name]]
+            raise ValueError(
+                f"{self.work} holds a run with another {', '.join(other)}: remove it, or give another --work"
+            )
+
+    def run(self) -> tuple[Predictors, Choice, list[Fitted]]:
+        """Do what is not done yet, then choose thresholds."""
+        decoder = self.decoder = load_decoder(self.source)
+        train, held, weights = self._activations(layered(decoder))
+        starts = [self._start(train, weights, layer) for layer in range(self.config.num_layers)]
+        ranks = self._ranks(starts)
+        fitted = self._fit(train, held, weights, starts, ranks)
+        packed = [pack(part, 0.0) for part in fitted]
+        offsets = np.log([unit for _, unit in starts])
+        choice = choose_thresholds(
+            decoder,
+            packed,
+            held,
+            offsets,
+            self.windows["selection"],
+            model_thresholds(self.source),
+            self.options,
+        )
+        layers = tuple(pack(part, float(cut)) for part, cut in zip(fitted, choice.thresholds, strict=True))
+        return Predictors(layers=layers, input="adjacent", norm="rms"), choice, fitted
+
+    def test(self, predictors: Predictors) -> dict[str, Any]:
+        """Measure the predictors on the test split, which nothing was chosen on."""
+        above, windows = model_thresholds(self.source), self.windows["test"]
+        modes = [
+            Mode(name="dense", rule="dense"),
+            Mode(name="predicted", rule="predicted", predictors=predictors),
+        ]
+        if above is not None:
+            modes.insert(1, Mode(name="exact", rule="active"))
+        with tqdm(total=len(modes) * len(windows.ids), desc="test", unit="window", file=sys.stderr) as bar:
+            outcomes = run_modes(
+                self.decoder, windows, modes, active_above=above, batch=self.options.batch, tick=bar.update
+            )
+        sizes = row_sizes(self.source)
+        figures = {
+            mode.name: mode_figures(mode, outcome, outcomes[0], windows, sizes)
+            for mode, outcome in zip(modes, outcomes, strict=True)
+        }
+        return {
+            "modes": figures,
+            "layer_figures": layer_figures(outcomes[-1], windows, self.config.num_neurons),
+        }
+
+    def _activations(self, model: LayeredModel) -> tuple[Activations, Activations, np.ndarray]:
+        calibration, selection = self.windows["calibration"], self.windows["selection"]
+        some = calibration.first(WEIGHT_WINDOWS)
+        total = len(calibration.ids) + len(selection.ids) + len(some.ids)
+        with tqdm(total=total, desc="activations", unit="window", file=sys.stderr) as bar:
+            batch = self.options.batch
+            train = collect(model, calibration, self.work / "train", batch=batch, tick=bar.update)
+            held = collect(model, selection, self.work / "held", batch=batch, tick=bar.update)
+            file = self.work / "weights.npy"
+            if not file.exists():
+                weights = neuron_weights(model, some, batch=batch, tick=bar.update)
+                np.save(file.with_name("weights.tmp.npy"), weights)
+                file.with_name("weights.tmp.npy").replace(file)
+        return train, held, np.load(file)
+
+    def _start(self, train: Activations, weights: np.ndarray, layer: int) -> tuple[Start, float]:
+        """Return where a layer's training begins, and its unit of contributions; from the work folder if there."""
+        file = self.work / f"start-{layer:03}.npz"
+        if file.exists():
+            with np.load(file, allow_pickle=False) as content:
+                return Start(*(content[name] for name in Start._fields)), float(content["unit"])
+        x, codes = train.inputs(layer), train.sizes(layer)
+        rows = np.sort(np.random.default_rng(layer).permutation(len(x))[:PROBE_TOKENS])
+        w = np.asarray(decode_square(jnp.asarray(codes[rows]))) * weights[layer].astype(np.float32)
+        unit = float(np.quantile(w[:: max(1, len(rows) // 512)], 1 - DENSE_UNIT_SHARE))
+        if self.config.activation != "silu" or unit <= 0:
+            positive = w[w > 0]
+            if not positive.size:
+                raise ValueError(
+                    f"no neuron of layer {layer} is active on the text: the model or the text is broken"
+                )
+            unit = float(np.quantile(positive, 1 - ACTIVE_UNIT_SHARE))
+        start = regress(x[rows].astype(np.float32), w / np.float32(unit), MOST_RANK)
+        unfinished = file.with_name(file.stem + ".tmp.npz")
+        np.savez(unfinished, unit=unit, **start._asdict())
+        unfinished.replace(file)
+        return start, unit
+
+    def _ranks(self, starts: list[tuple[Start, float]]) -> list[int]:
+        config = self.config
+        fixed = 2 * config.num_neurons * config.num_layers  # biases
+        budget = int(self.options.bytes * row_sizes(self.source).dense) - fixed
+        scales = np.array([unit for _, unit in starts])
+        return choose_ranks(
+            [start.gains for start, _ in starts],
+            scales,
+            unit_bytes(config.d_model, config.num_neurons),
+            budget,
+        )
+
+    def _fit(
+        self,
+        train: Activations,
+        held: Activations,
+        weights: np.ndarray,
+        starts: list[tuple[Start, float]],
+        ranks: list[int],
+    ) -> list[Fitted]:
+        o = self.options
+        settings = FitSettings(
+            steps=o.steps, batch=o.fit_batch, rate=o.rate, every=o.every, patience=o.patience, seed=o.seed
+        )
+        result = []
+        with tqdm(total=len(ranks) * o.steps, desc="predictors", unit="step", file=sys.stderr) as bar:
+            for layer, ((start, unit), rank) in enumerate(zip(starts, ranks, strict=True)):
+                file = self.work / f"fit-{layer:03}.npz"
+                if not file.exists():
+                    done = 0
+
+                    def tick(steps: int, loss: float, layer: int = layer) -> None:
+                        nonlocal done
+                        done += steps
+                        bar.set_postfix(layer=layer, loss=f"{loss:.4f}", refresh=False)
+                        bar.update(steps)
+
+                    found = fit_layer(
+                        train.inputs(layer), train.sizes(layer), held.inputs(layer), held.sizes(layer),
+                        unit=weights[layer] / unit, start=start, rank=rank, layer=layer, settings=settings,
+                        folder=self.work / f"layer-{layer:03}", tick=tick,
+                    )  # fmt: skip
+                    _save_fitted(file, found)
+                    shutil.rmtree(self.work / f"layer-{layer:03}", ignore_errors=True)
+                    bar.update(o.steps - done)
+                else:
+                    bar.update(o.steps)
+                result.append(_load_fitted(file))
+        return result
+
+
+def _save_fitted(file: Path, fitted: Fitted) -> None:
+    unfinished = file.with_name(file.stem + ".tmp.npz")
+    content = fitted._asdict()
+    content["figures"] = np.array(json.dumps(content["figures"]))
+    np.savez(unfinished, **content)
+    unfinished.replace(file)
+
+
+def _load_fitted(file: Path) -> Fitted:
+    with np.load(file, allow_pickle=False) as content:
+        parts = {name: content[name] for name in Fitted._fields}
+    parts["figures"] = json.loads(str(parts["figures"]))
+    return Fitted(**parts)
