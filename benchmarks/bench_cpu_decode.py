@@ -68,6 +68,7 @@ def start_rivals(settings: Settings) -> tuple[dict[str, RivalProcess], str | Non
     """
     ours: dict[str, dict[str, Any]] = {"dense": {"mode": "dense", "slots": None}}
     ours |= {f"exact {slots}": {"mode": "exact", "slots": slots} for slots in SLOTS}
+    ours["predicted 0"] = {"mode": "predicted", "slots": 0}
     rivals: dict[str, RivalProcess] = {}
     try:
         for name, what in ours.items():

@@ -107,7 +107,7 @@ def programs(jax: Any, implementation: str) -> dict[str, tuple[Callable[[Any], A
     norm = Norm(shape((WIDTH,), jnp.float32), None)
     cache = jax.eval_shape(lambda: empty_cache(config, batch=1, length=CONTEXT))
     slots = (shape((SLOTS, WIDTH), jnp.float32),) * 3
-    residents = (slots, None, None, shape((SLOTS,), jnp.bool_), shape((), jnp.float32))
+    residents = (slots, None, None, shape((SLOTS,), jnp.bool_), None, shape((), jnp.float32))
     front = front_program(split.rebuild, config)
     resident = resident_program("relu", implementation, platform="cuda")
     layer = layer_program(front, resident, host_stand_in(jax), second_stream=implementation == "xla")

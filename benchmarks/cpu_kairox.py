@@ -38,8 +38,8 @@ class KairoxRival:
 
     Args:
         model: name or path.
-        mode: "dense" or "exact".
-        slots: device slots a layer in ``exact`` mode.
+        mode: "dense", "exact" or "predicted".
+        slots: device slots a layer, but in ``dense`` mode.
         context: positions.
     """
 
@@ -152,6 +152,9 @@ class KairoxRival:
         always = 2 if config.gated and config.activation == "silu" else 1
         outside = config.num_neurons - self._last["resident"] / layers
         residual = self._last["residual"] / steps / layers
+        forecasts = hybrid.forecast
+        if forecasts is not None:  # of a forecast neuron the whole record is read, of others nothing
+            outside, always = residual, 2
         host = neuron_bytes(outside, residual, hybrid.store.layouts[0].row_bytes, always=always)
         host += hybrid.store.scales[0].nbytes if hybrid.store.scales[0] is not None and residual else 0
         device = 0.0
@@ -167,7 +170,7 @@ class KairoxRival:
         table = dense.output.data.nbytes + dense.embedding.data[0].nbytes + dense.out_norm.scale.nbytes
         seen = seen_positions(self._last["prompt_tokens"], steps)
         return TouchedBytes(
-            other_weights=weights + table,
+            other_weights=weights + table + (0 if forecasts is None else forecasts.predictors.nbytes),
             host_neurons=layers * host,
             device_neurons=layers * device,
             kv_cache=cache_bytes(seen, cache_position_bytes(config, dense.keys.itemsize)),

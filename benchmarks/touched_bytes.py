@@ -16,7 +16,7 @@ class TouchedBytes:
     """Bytes that one decoded token reads.
 
     Attributes:
-        other_weights: attention, norms, one row of the embedding, output matrix.
+        other_weights: attention, norms, one row of the embedding, output matrix, predictors.
         host_neurons: records read on the host.
         device_neurons: records read from device slots.
         kv_cache: keys and values.

@@ -18,7 +18,7 @@ NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rotary", "learned")
 ROPE_SCALINGS = ("linear", "llama3", "factors")
 SLOT_FORMATS = ("auto", "packed", "float32")
-MODES = ("dense", "exact")
+MODES = ("dense", "exact", "predicted")
 HOST_CALLBACKS = ("split", "pure", "buffer", "ffi")
 MAX_PENALTY, MAX_BIAS, MAX_LOGPROBS = 2, 100, 20  # as OpenAI's API has them
 

@@ -3,32 +3,41 @@
 Reads a ``Checkpoint``; one sequence at a time, no cache, loops where they are clearer.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from kairox_jax.config import ModelConfig, RopeScaling
 from kairox_jax.io import Checkpoint
 
+# From a layer and what a predictor may read of it, [T, D] by name, to which neurons count, bool [T, F].
+Keep = Callable[[int, dict[str, np.ndarray]], np.ndarray]
 
-def forward(checkpoint: Checkpoint, token_ids: np.ndarray) -> np.ndarray:
-    """Give logits [B, T, V] for token ids [B, T]."""
+
+def forward(checkpoint: Checkpoint, token_ids: np.ndarray, keep: Keep | None = None) -> np.ndarray:
+    """Give logits [B, T, V] for token ids [B, T]; only the neurons that ``keep`` names count."""
     weights = {name: checkpoint.tensor(name).astype(np.float64) for name in checkpoint.names()}
-    return np.stack([_sequence(checkpoint.config, weights, ids) for ids in token_ids])
+    return np.stack([_sequence(checkpoint.config, weights, ids, keep) for ids in token_ids])
 
 
-def _sequence(config: ModelConfig, w: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
+def _sequence(
+    config: ModelConfig, w: dict[str, np.ndarray], ids: np.ndarray, keep: Keep | None
+) -> np.ndarray:
     x = w["embed"][ids]
     if config.positions == "learned":
         x = x + w["pos_embed"][: len(ids)]
+    before = None
     for i in range(config.num_layers):
         layer = {
             name.removeprefix(f"layers.{i}."): v for name, v in w.items() if name.startswith(f"layers.{i}.")
         }
         attended = _attention(config, layer, _norm(config, layer, "attn_norm", x))
-        if config.parallel_block:
-            x = x + attended + _ffn(config, layer, _norm(config, layer, "ffn_norm", x))
-        else:
-            x = x + attended
-            x = x + _ffn(config, layer, _norm(config, layer, "ffn_norm", x))
+        own = x + attended
+        streams = {"layer_input": x, "own": own, "adjacent": own if before is None else before}
+        kept = np.ones(()) if keep is None else keep(i, streams)
+        before = own
+        h = _norm(config, layer, "ffn_norm", x if config.parallel_block else own)
+        x = own + _ffn(config, layer, h, kept)
     return _norm(config, w, "out_norm", x) @ w["embed" if config.tie_embeddings else "output"].T
 
 
@@ -94,7 +103,7 @@ def _rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def _ffn(config: ModelConfig, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+def _ffn(config: ModelConfig, w: dict[str, np.ndarray], x: np.ndarray, kept: np.ndarray) -> np.ndarray:
     zero = np.zeros(())
     assert config.gated == ("w_gate" in w) and config.ffn_bias == ("b_up" in w) == ("b_down" in w)
     up = x @ w["w_up"].T + w.get("b_up", zero)
@@ -111,4 +120,4 @@ def _ffn(config: ModelConfig, w: dict[str, np.ndarray], x: np.ndarray) -> np.nda
         hidden = act(x @ w["w_gate"].T) * act(up)
     else:
         hidden = act(x @ w["w_gate"].T) * up
-    return hidden @ w["w_down"] + w.get("b_down", zero)
+    return hidden * kept @ w["w_down"] + w.get("b_down", zero)

@@ -71,7 +71,7 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
         "-m other.gguf -n 7 -c 99 -t 3 --temperature 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --seed 42".split()
     )
     words += "--stop A --stop B --ignore-eos --mode dense --policy static --vram-budget 6GiB".split()
-    words += "--sparsity folder".split()
+    words += "--sparsity folder --predictors forecasts --slot-format packed".split()
     words += "--gpu-cache-neurons 5 --tam-beta 0.7 --tam-threshold 0.6 --tam-evict 0.2 --no-anb".split()
     words += "--host-callback ffi".split()
     trace = str(tmp_path / "trace.npz")
@@ -80,11 +80,18 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
     model, settings = api.opened[0]
     placement = settings.pop("placement")
     assert model == "other.gguf"
-    assert settings == {"mode": "dense", "context_length": 99, "threads": 3, "sparsity": "folder"}
+    assert settings == {
+        "mode": "dense",
+        "context_length": 99,
+        "threads": 3,
+        "sparsity": "folder",
+        "predictors": "forecasts",
+    }
     assert vars(placement) | {"max_moves": None} == {
         "vram_budget_bytes": 6 * 2**30,
         "gpu_cache_neurons": 5,
         "policy": "static",
+        "slot_format": "packed",
         "tam_beta": 0.7,
         "tam_threshold": 0.6,
         "tam_evict": 0.2,

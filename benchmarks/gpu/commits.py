@@ -31,7 +31,7 @@ def run(settings: Settings, box: TimeBox) -> dict[str, Any]:
     def quiet() -> Any:
         y = None
         for _ in range(ROUNDS):
-            y, _ = resident(slots, None, None, every, np.float32(0), x)
+            y, _ = resident(slots, None, None, every, None, np.float32(0), x)
         return y
 
     rows, cut = [], False
@@ -70,7 +70,7 @@ def _busy_us(
         y, sent = None, jax.device_put(store.gather(0, ids))
         for _ in range(ROUNDS):
             arriving = jax.device_put(store.gather(0, ids))
-            y, _ = resident(held[0], None, None, every, np.float32(0), x)
+            y, _ = resident(held[0], None, None, every, None, np.float32(0), x)
             held[0] = commit_records(
                 held[0], sent, at, ids, None, layout=store.layouts[0], slot_format=SLOT_FORMAT
             )

@@ -152,7 +152,11 @@ def _dry_run(args: argparse.Namespace, engine_api: Any | None) -> int:
     placement = placement_config(args)
     prepare_environment(args)
     plan = load_engine_api(engine_api).plan_only(
-        args.model, mode=args.mode, placement=placement, context_length=args.ctx_size
+        args.model,
+        mode=args.mode,
+        placement=placement,
+        context_length=args.ctx_size,
+        predictors=args.predictors,
     )
     if not args.json:
         print(plan.table())

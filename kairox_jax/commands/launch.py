@@ -59,6 +59,7 @@ def start_engine(args: argparse.Namespace, engine_api: Any | None, *, parallel: 
         context_length=args.ctx_size,
         threads=args.threads,
         sparsity=args.sparsity,
+        **({} if args.predictors is None else {"predictors": args.predictors}),
         **({} if parallel == 1 else {"parallel": parallel}),
     )
     note(args, engine.describe())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from kairox_jax.commands.flags import Flag, number, positive_number, whole_number
-from kairox_jax.config import MODES, GenerationConfig, PlacementConfig, parse_bytes
+from kairox_jax.config import MODES, SLOT_FORMATS, GenerationConfig, PlacementConfig, parse_bytes
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -13,6 +13,12 @@ DEFAULT_MODEL = "smollm2-135m"
 def _one_of_modes(text: str) -> str:
     if text not in MODES:
         raise ValueError(f"{text!r} is not one of {', '.join(MODES)}")
+    return text
+
+
+def _one_of_slot_formats(text: str) -> str:
+    if text not in SLOT_FORMATS:
+        raise ValueError(f"{text!r} is not one of {', '.join(SLOT_FORMATS)}")
     return text
 
 
@@ -47,7 +53,13 @@ PLACEMENT = (
         metavar="|".join(MODES),
         convert=_one_of_modes,
         default="exact",
-        help="dense computes every neuron, exact only those that are active",
+        help="dense computes every neuron, exact only those that are active, predicted only those that are forecast",
+    ),
+    Flag(
+        dest="predictors",
+        names=("--predictors",),
+        metavar="FOLDER",
+        help="predictors of mode predicted; the model's own or the shipped ones where not given",
     ),
     Flag(
         dest="sparsity",
@@ -75,6 +87,14 @@ PLACEMENT = (
         metavar="N",
         convert=whole_number,
         help="slots a layer; what the budget leaves where not given",
+    ),
+    Flag(
+        dest="slot_format",
+        names=("--slot-format",),
+        metavar="|".join(SLOT_FORMATS),
+        convert=_one_of_slot_formats,
+        default=PlacementConfig.slot_format,
+        help="what slots hold: packed keeps the file's format, auto takes float32 on a CPU device only",
     ),
     Flag(
         dest="tam_beta",
@@ -191,6 +211,7 @@ def placement_config(args: argparse.Namespace) -> PlacementConfig:
         vram_budget_bytes=args.vram_budget,
         gpu_cache_neurons=args.gpu_cache_neurons,
         policy=args.policy,
+        slot_format=args.slot_format,
         tam_beta=args.tam_beta,
         tam_threshold=args.tam_threshold,
         tam_evict=args.tam_evict,

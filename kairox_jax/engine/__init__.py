@@ -4,7 +4,9 @@ from kairox_jax.engine.constrained import JsonGrammars
 from kairox_jax.engine.engine import Engine, plan_only
 from kairox_jax.engine.hybrid import StepCounts
 from kairox_jax.engine.results import Chunk, GenerationResult, TokenLogprob
-from kairox_jax.engine.serving import (
+from kairox_jax.engine.serving import Worker
+from kairox_jax.engine.statistics import Statistics
+from kairox_jax.engine.tickets import (
     Cancelled,
     GenerationFailed,
     Interrupted,
@@ -14,9 +16,7 @@ from kairox_jax.engine.serving import (
     ServingError,
     Ticket,
     TimedOut,
-    Worker,
 )
-from kairox_jax.engine.statistics import Statistics
 
 __all__ = [
     "Cancelled",

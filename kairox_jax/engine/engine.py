@@ -17,12 +17,14 @@ from kairox_jax.balancing import Policy, make_policy
 from kairox_jax.config import GenerationConfig, PlacementConfig
 from kairox_jax.engine.batch import Batch, Running
 from kairox_jax.engine.dense_part import DeviceDense
+from kairox_jax.engine.forecast import DeviceForecast, HostForecast, predictor_bytes
 from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.hybrid import Hybrid
 from kairox_jax.engine.jitted_hybrid import JittedHybrid
 from kairox_jax.engine.loading import (
     build_policy,
     check_dense_settings,
+    check_host_callback,
     dense_thresholds,
     make_plan,
     resolve_context,
@@ -32,9 +34,15 @@ from kairox_jax.engine.sequence import Constraint, Sequence
 from kairox_jax.engine.statistics import Statistics
 from kairox_jax.engine.whole import Whole
 from kairox_jax.host import MAX_BATCH, limit_threads, thread_count
-from kairox_jax.host.callback import check_backend
-from kairox_jax.io import Checkpoint, TraceRecorder, open_checkpoint
-from kairox_jax.models import find_sparsity, gate_thresholded, load_decoder, resolve_thresholds
+from kairox_jax.io import Checkpoint, Predictors, TraceRecorder, open_checkpoint
+from kairox_jax.models import (
+    find_predictors,
+    find_sparsity,
+    gate_thresholded,
+    load_decoder,
+    predicted_thresholds,
+    resolve_thresholds,
+)
 from kairox_jax.nvidia import limit_device_memory
 from kairox_jax.placement import BudgetPlan, load_store, record_layouts, resolve_slot_format
 from pallas_kernels.implementations import resolve_implementation
@@ -52,11 +60,13 @@ class Engine:
 
     Args:
         model: a registered name, a local path, or a Hugging Face repository.
-        mode: "dense" (every neuron, on the device) or "exact" (residents on the device, the active rest on the host).
+        mode: "dense" (every neuron, on the device), "exact" (residents on the device, the active rest on the host),
+            or "predicted" (of both only what predictors forecast; the result changes with what they miss).
         placement: memory budget and policy.
         context_length: positions of a sequence; None takes the model's, at most 2048.
         threads: host threads; None takes the physical cores.
         sparsity: folder with thresholds and profile; None takes the shipped ones.
+        predictors: folder with predictors; None takes the model's own or the shipped ones.
         parallel: sequences that ``batch`` can run in one step, 1 to 8; each has a cache of the whole context.
 
     Raises:
@@ -72,6 +82,7 @@ class Engine:
         context_length: int | None = None,
         threads: int | None = None,
         sparsity: str | Path | None = None,
+        predictors: str | Path | None = None,
         parallel: int = 1,
     ) -> None:
         if not 1 <= parallel <= MAX_BATCH:
@@ -82,8 +93,11 @@ class Engine:
         self.config = config = checkpoint.config
         if placement.vram_budget_bytes is not None:
             limit_device_memory(placement.vram_budget_bytes)
+        if predictors is not None and mode != "predicted":
+            raise ValueError(f"--predictors has no effect with --mode {mode}: leave it out, or use predicted")
+        forecasts = find_predictors(checkpoint, predictors) if mode == "predicted" else None
         self.device = jax.devices()[0]
-        check_backend(placement.host_callback, self.device.platform)
+        check_host_callback(placement.host_callback, mode, self.device.platform)
         self.context_length = resolve_context(config, context_length)
         self.plan = make_plan(
             config,
@@ -92,6 +106,7 @@ class Engine:
             placement=placement,
             context_length=self.context_length,
             parallel=parallel,
+            predictor_bytes=predictor_bytes(forecasts),
             device=self.device,
         )
         self.mode = mode
@@ -120,14 +135,15 @@ class Engine:
             found = find_sparsity(checkpoint, sparsity)
             checkpoint = gate_thresholded(checkpoint, found)
             self.config = config = checkpoint.config
-            thresholds = resolve_thresholds(config, found)
+            active = resolve_thresholds if forecasts is None else predicted_thresholds
+            thresholds = active(config, found)
             prior = None if found is None else found.frequency
             if prior is None:
                 logger.warning(
                     "no activation profile for this model: the policy starts without knowing any neuron"
                 )
             policy = build_policy(placement, has_prior=prior is not None)
-            self._hybrid = self._load_hybrid(checkpoint, thresholds, policy, prior, placement)
+            self._hybrid = self._load_hybrid(checkpoint, thresholds, policy, prior, placement, forecasts)
         runner = self._whole or self._hybrid
         assert runner is not None
         self.batch = Batch(runner, parallel, finish_statistics=self._finish_statistics)
@@ -139,9 +155,18 @@ class Engine:
         policy: Policy,
         prior: Float[np.ndarray, "L F"] | None,
         placement: PlacementConfig,
+        predictors: Predictors | None = None,
     ) -> Hybrid:
         """Load the records and the dense part; where the device is the CPU itself, host kernels run the latter."""
         platform, callback = self.device.platform, placement.host_callback
+        dense_part = HostDense if platform == "cpu" and callback == "split" else DeviceDense
+        dense = dense_part(checkpoint, batch=self.parallel, context_length=self.context_length)
+        forecast = None
+        if predictors is not None:
+            on_host = isinstance(dense, HostDense)
+            forecast = (
+                HostForecast(predictors, batch=self.parallel) if on_host else DeviceForecast(predictors)
+            )
         settings: dict[str, Any] = dict(
             config=self.config,
             thresholds=thresholds,
@@ -151,10 +176,9 @@ class Engine:
             slot_format=self.slot_format,
             max_moves=placement.max_moves,
             implementation=self.implementation,
+            forecast=forecast,
         )
-        dense_part = HostDense if platform == "cpu" and callback == "split" else DeviceDense
         store = load_store(checkpoint)
-        dense = dense_part(checkpoint, batch=self.parallel, context_length=self.context_length)
         if callback == "split":
             return Hybrid(store, dense, **settings)
         assert isinstance(dense, DeviceDense)
@@ -258,10 +282,11 @@ class Engine:
                 "on the device" if self._whole is not None else f"by host kernels ({self.threads} threads)"
             )
             return f"{device} | dense: all {self.config.num_neurons} neurons a layer, {where}"
+        rest = "forecast" if self.mode == "predicted" else "active"
         return (
             f"{device} | attention and output: {self._hybrid.dense.name} | {self.plan.slots_per_layer} of "
             f"{self.config.num_neurons} neurons a layer in {self.slot_format} device slots "
-            f"({self.implementation} kernels), the active rest on the host ({self.threads} threads) "
+            f"({self.implementation} kernels), the {rest} rest on the host ({self.threads} threads) "
             f"| policy {self.policy_name}"
         )
 
@@ -377,10 +402,12 @@ def plan_only(
     mode: str = "exact",
     placement: PlacementConfig | None = None,
     context_length: int | None = None,
+    predictors: str | Path | None = None,
     parallel: int = 1,
 ) -> BudgetPlan:
     """Plan the memory of a model without reading its weights; see ``Engine`` for arguments and errors."""
     checkpoint = open_checkpoint(model)
+    forecasts = find_predictors(checkpoint, predictors) if mode == "predicted" else None
     return make_plan(
         checkpoint.config,
         record_layouts(checkpoint),
@@ -388,5 +415,6 @@ def plan_only(
         placement=PlacementConfig() if placement is None else placement,
         context_length=resolve_context(checkpoint.config, context_length),
         parallel=parallel,
+        predictor_bytes=predictor_bytes(forecasts),
         device=jax.devices()[0],
     )

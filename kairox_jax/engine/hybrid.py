@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from kairox_jax.balancing import Costs, Policy, Times, initial_residents, share_slots
 from kairox_jax.config import ModelConfig
 from kairox_jax.engine.dense_part import DeviceDense
+from kairox_jax.engine.forecast import Forecast
 from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.migrate import Migrator, MoveCounts
 from kairox_jax.engine.prefill import Prefill
@@ -28,6 +29,7 @@ class StepCounts:
     Attributes:
         active: which neurons counted for any of the sequences, bool [L, F].
         share: for how many of them, as a share, float32 [L, F]; None where there was one.
+        predicted: neurons that were forecast, all layers, mean over the sequences; None without forecasts.
         hits, residual: of these, computed on the device and on the host, int [L].
         times: of the whole step.
         moves: what moved since the step before.
@@ -35,10 +37,43 @@ class StepCounts:
 
     active: Bool[np.ndarray, "L F"]
     share: Float[np.ndarray, "L F"] | None
+    predicted: float | None
     hits: Int[np.ndarray, " L"]
     residual: Int[np.ndarray, " L"]
     times: Times
     moves: MoveCounts
+
+
+@dataclass
+class Pass:
+    """What one pass through all layers found.
+
+    Attributes:
+        users: for how many sequences each neuron was active, uint8 [L, F]; at first those of the host alone.
+        masks: which slots were active, [n, C] a layer on the device, or None.
+        gpu_ms, cpu_ms: of each layer.
+        evaluated: neurons that the host evaluated.
+        predicted: neurons that were forecast, all layers and sequences.
+        logits: [n, V].
+    """
+
+    users: UInt8[np.ndarray, "L F"]
+    masks: list[Any] = field(default_factory=list)
+    gpu_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    evaluated: int = 0
+    predicted: int = 0
+    logits: Any = None
+
+
+def _share_of(chosen: Bool[np.ndarray, "n F"]) -> Bool[np.ndarray, " F"] | Float[np.ndarray, " F"]:
+    """Return what a policy sees of the forecasts of n sequences."""
+    return chosen[0] if len(chosen) == 1 else chosen.mean(axis=0, dtype=np.float32)
+
+
+def _merged(x: Any, y_device: Any, y_host: Any) -> Any:
+    """Return what enters a layer. On the host at once: its ``x`` is updated in place while JAX would still read it."""
+    return x + (np.asarray(y_device) if isinstance(x, np.ndarray) else y_device) + y_host
 
 
 class Hybrid:
@@ -54,6 +89,7 @@ class Hybrid:
         slot_format: of the slot arrays, "packed" or "float32".
         max_moves: the most records of one transfer.
         implementation: of the device kernels; see ``pallas_kernels``.
+        forecast: which neurons to compute (``predicted`` mode); None computes every gate (``exact``).
     """
 
     def __init__(
@@ -69,9 +105,12 @@ class Hybrid:
         slot_format: str,
         max_moves: int,
         implementation: str,
+        forecast: Forecast | None = None,
     ) -> None:
         self.config, self.store, self.dense, self.policy = config, store, dense, policy
-        self.thresholds = thresholds
+        self.thresholds, self.forecast = thresholds, forecast
+        reads = None if forecast is None else forecast.predictors.input
+        self._ahead, self._wants_input = reads == "adjacent", reads == "layer_input"
         self.rule = Rule[config.activation.upper()]
         num_layers, num_neurons = config.num_layers, config.num_neurons
         shape = share_slots(policy, slots_per_layer * num_layers, num_layers, num_neurons, prior)
@@ -96,6 +135,8 @@ class Hybrid:
             self.migrator.fill(layer, np.flatnonzero(resident).astype(np.int32))
             self._refresh(layer)
         self._resident_ms = self._time_residents()
+        self._last = Times(0.0, 0.0, 0.0)  # of the last step, from which the next plans take their costs
+        self._last_evaluated = 1  # neurons that the host evaluated in it
         self._warm_up()
 
     def step(
@@ -111,45 +152,78 @@ class Hybrid:
         Returns:
             The logits after them [n, V], overwritten by the next call, and what was computed where.
         """
-        logits, masks, users, gpu_ms, cpu_ms = self._forward(ids, start, rows)
+        run = self._forward(ids, start, rows)
+        users = run.users
         residual = np.count_nonzero(users, axis=1)
-        self._add_hits(masks, users)
+        self._add_hits(run.masks, users)
         moves = self.migrator.take_counts()
-        times = Times(gpu_ms, moves.io_ms, cpu_ms)
+        times = Times(sum(run.gpu_ms), moves.io_ms, sum(run.cpu_ms))
         active = users > 0
         share = None if len(ids) == 1 else (users / np.float32(len(ids)))
-        self._plan_moves(active if share is None else share, times)
-        hits = active.sum(axis=1) - residual
-        return logits, StepCounts(
-            active=active, share=share, hits=hits, residual=residual, times=times, moves=moves
+        self._last, self._last_evaluated = times, run.evaluated
+        self._give_feedback(run, times)
+        seen = active if share is None else share
+        # A forecast of the next layer has planned all but the first; what the first will need is known least late now.
+        for layer in range(1 if self._ahead else self.config.num_layers):
+            self._plan(layer, seen[layer], window_ms=times.gpu_ms + times.cpu_ms)
+        counts = StepCounts(
+            active=active,
+            share=share,
+            predicted=None if self.forecast is None else run.predicted / len(ids),
+            hits=active.sum(axis=1) - residual,
+            residual=residual,
+            times=times,
+            moves=moves,
         )
+        return run.logits, counts
 
     def _forward(
         self, ids: Int[np.ndarray, " n"], start: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"]
-    ) -> tuple[Float[np.ndarray, "n V"], list[Any], UInt8[np.ndarray, "L F"], float, float]:
-        """Run all layers: logits, the residents' masks, for how many the host found each neuron active, ms of both."""
-        config = self.config
+    ) -> Pass:
+        """Run all layers and merge them into logits."""
+        config, n = self.config, len(ids)
         x: Any = self.dense.embed(ids[:, None], start)[:, 0]
-        zero = self._zero[: len(ids)]
-        y_device: Any = zero
-        y_host = zero
-        masks: list[Any] = []
-        users = np.zeros((config.num_layers, config.num_neurons), np.uint8)
-        gpu_ms = cpu_ms = 0.0
+        y_device: Any = self._zero[:n]
+        y_host = self._zero[:n]
+        run = Pass(users=np.zeros((config.num_layers, config.num_neurons), np.uint8))
+        following: Any = None
         for layer in range(config.num_layers):
             if self.migrator.commit_arrived(layer):
                 self._refresh(layer)
             begin = perf_counter()
+            entering = _merged(x, y_device, y_host) if self._wants_input else None
             x, h = self.dense.front(layer, x, y_device, y_host, start, rows)
-            y_device, mask = self._launch_residents(layer, h)
+            chosen, following = self._forecast(layer, following, x if entering is None else entering)
+            if chosen is not None:
+                run.predicted += int(np.count_nonzero(chosen))
+            y_device, mask = self._launch_residents(layer, h, chosen)
             h_host = np.asarray(h)
             ready = perf_counter()
-            y_host = self._residual(layer, h_host, users[layer])
+            if following is not None:  # transfers for the next layer start before this one's residual
+                following = np.asarray(following)
+                self._plan(layer + 1, _share_of(following), window_ms=self._layer_ms())
+            y_host = self._residual(layer, h_host, chosen, run)
             done = perf_counter()
-            masks.append(mask)
-            cpu_ms += (done - ready) * 1e3
-            gpu_ms += (ready - begin) * 1e3 + self._overlapped_ms(layer, mask, (done - ready) * 1e3)
-        return self.dense.logits(x, y_device, y_host), masks, users, gpu_ms, cpu_ms
+            run.masks.append(mask)
+            run.cpu_ms.append((done - ready) * 1e3)
+            overlapped = self._overlapped_ms(layer, mask, (done - ready) * 1e3)
+            run.gpu_ms.append((ready - begin) * 1e3 + overlapped)
+        run.logits = self.dense.logits(x, y_device, y_host)
+        return run
+
+    def _forecast(self, layer: int, following: Any, x: Any) -> tuple[Bool[np.ndarray, "n F"] | None, Any]:
+        """Return which neurons each token computes in this layer, and what is forecast for the next one.
+
+        Args:
+            layer: index of the layer, whose attention is done.
+            following: what the layer before forecast for this one, on the host, or None.
+            x: the predictors' input [n, D].
+        """
+        if self.forecast is None:
+            return None, None
+        ahead = self._ahead and layer + 1 < self.config.num_layers
+        next_one = self.forecast(layer + 1, x) if ahead else None
+        return np.asarray(self.forecast(layer, x)) if following is None else following, next_one
 
     def _warm_up(self) -> None:
         """Compile what a request runs, so that none of it counts as a request's time."""
@@ -183,37 +257,60 @@ class Hybrid:
         """Stop the background worker."""
         self.migrator.close()
 
-    def _launch_residents(self, layer: int, h: Any) -> tuple[Any, Any]:
+    def _launch_residents(
+        self, layer: int, h: Any, chosen: Bool[np.ndarray, "n F"] | None
+    ) -> tuple[Any, Any]:
         """Dispatch the residents' part; it runs while the host computes the residual."""
-        if not self._valid[layer].any():
+        valid = self._valid[layer]
+        if chosen is not None:  # an empty slot's neuron is none: its place is masked by ``valid``
+            chosen = chosen[:, self.table.neuron_of[layer]] & valid
+            valid = chosen.any(axis=0)
+        if not valid.any():
             return self._zero[: len(h)], None
         limit = np.float32(self.thresholds[layer])
         slots, scales, biases = self.migrator.slots[layer], self._scales[layer], self._slot_biases[layer]
-        return self._resident(slots, scales, biases, self._valid[layer], limit, h)
+        return self._resident(slots, scales, biases, valid, chosen, limit, h)
 
     def _residual(
-        self, layer: int, h: Float[np.ndarray, "n D"], users: UInt8[np.ndarray, " F"]
+        self, layer: int, h: Float[np.ndarray, "n D"], chosen: Bool[np.ndarray, "n F"] | None, run: Pass
     ) -> Float[np.ndarray, "n D"]:
         """Compute the neurons outside the slots, count their users, and add the bias that no neuron owns.
 
         Two buffers take turns: the device has read the one before when it hands out this layer's input.
         """
-        y, outside = self._y_host[layer % 2][: len(h)], self._outside[layer]
-        fired = self._fired[: len(h), : len(outside)]
-        records, limit = self.store.layers[layer], float(self.thresholds[layer])
+        y, outside, users = self._y_host[layer % 2][: len(h)], self._outside[layer], run.users[layer]
+        if chosen is None:
+            self._evaluate(layer, h, outside, y, users)
+            run.evaluated += len(outside)
+        else:  # each token has neurons of its own
+            for b in range(len(h)):
+                ids = outside[chosen[b, outside]]
+                self._evaluate(layer, h[b : b + 1], ids, y[b : b + 1], users)
+                run.evaluated += len(ids)
+        if self.dense.down_biases is not None:
+            y += self.dense.down_biases[layer]
+        return y
+
+    def _evaluate(
+        self,
+        layer: int,
+        h: Float[np.ndarray, "n D"],
+        ids: Int[np.ndarray, " m"],
+        y: Float[np.ndarray, "n D"],
+        users: UInt8[np.ndarray, " F"],
+    ) -> None:
+        """Write the sum of some neurons to y, and add to each neuron's users."""
+        fired = self._fired[: len(h), : len(ids)]
         biases = None if self.store.biases is None else self.store.biases[layer]
         # On a CPU device XLA's threads work on the residents at the same time: leave them a core. With 384 of 1536
         # neurons resident a token took 30 ms so, and 36 ms with all cores.
         shared = self._shares_cores and self._valid[layer].any()
         residual_ffn(
-            h, records, biases, outside, len(outside), self.rule, limit, y, fired,
+            h, self.store.layers[layer], biases, ids, len(ids), self.rule, float(self.thresholds[layer]), y, fired,
             layout=self.store.layouts[layer], scales=self.store.scales[layer],
             num_threads=max(1, thread_count() - 1) if shared else None,
         )  # fmt: skip
-        users[outside] = fired[0] if len(h) == 1 else fired.sum(axis=0, dtype=np.uint8)
-        if self.dense.down_biases is not None:
-            y += self.dense.down_biases[layer]
-        return y
+        users[ids] += fired[0] if len(h) == 1 else fired.sum(axis=0, dtype=np.uint8)
 
     def _overlapped_ms(self, layer: int, mask: Any, host_ms: float) -> float:
         """Return the device time that passed beside the host's, without waiting for the device.
@@ -234,29 +331,41 @@ class Hybrid:
                 users[layer, neurons] = counts[slots]
                 self.migrator.note_hits(layer, neurons)
 
-    def _plan_moves(self, active: Bool[np.ndarray, "L F"] | Float[np.ndarray, "L F"], times: Times) -> None:
-        """Let the policy see the step and send off what it wants moved; nothing here waits.
+    def _plan(
+        self, layer: int, active: Bool[np.ndarray, " F"] | Float[np.ndarray, " F"], *, window_ms: float
+    ) -> None:
+        """Let the policy plan a layer and send off what it wants moved; nothing here waits.
 
-        A layer's next FFN is about one step away: that is the window in which its transfers can hide.
+        Args:
+            layer: index of the layer.
+            active: what it will compute: its forecast, or, without one, what it computed in this step.
+            window_ms: about how long it is until its next FFN: the time in which its transfers can hide.
         """
-        window_ms = times.gpu_ms + times.cpu_ms
-        cpu_ms_per_record = times.cpu_ms / max(sum(len(outside) for outside in self._outside), 1)
-        for layer in range(self.config.num_layers):
-            costs = Costs(
-                max_moves=self.migrator.room(layer),
-                free_slots=self.table.free(layer),
-                gpu_ms_per_record=self._resident_ms[layer] / max(int(self.table.capacity[layer]), 1),
-                cpu_ms_per_record=cpu_ms_per_record,
-                link_ms_per_record=self.migrator.ms_per_record,
-                window_ms=window_ms,
-                record_bytes=self.store.record_bytes(layer),
-            )
-            held = self.table.held(layer)
-            self.state, plan = self.policy.plan(self.state, layer, active[layer], held, costs)
-            self.migrator.submit(layer, plan)
-            if len(plan.evict):
-                self._refresh(layer)
+        costs = Costs(
+            max_moves=self.migrator.room(layer),
+            free_slots=self.table.free(layer),
+            gpu_ms_per_record=self._resident_ms[layer] / max(int(self.table.capacity[layer]), 1),
+            cpu_ms_per_record=self._last.cpu_ms / max(self._last_evaluated, 1),
+            link_ms_per_record=self.migrator.ms_per_record,
+            window_ms=window_ms,
+            record_bytes=self.store.record_bytes(layer),
+        )
+        self.state, plan = self.policy.plan(self.state, layer, active, self.table.held(layer), costs)
+        self.migrator.submit(layer, plan)
+        if len(plan.evict):
+            self._refresh(layer)
+
+    def _give_feedback(self, run: Pass, times: Times) -> None:
+        """Tell the policy the times of each layer, then of the whole step."""
+        io_ms = self.migrator.take_layer_ms()
+        for layer, (gpu_ms, cpu_ms) in enumerate(zip(run.gpu_ms, run.cpu_ms, strict=True)):
+            times_here = Times(gpu_ms, float(io_ms[layer]), cpu_ms)
+            self.state = self.policy.feedback(self.state, layer, times_here)
         self.state = self.policy.feedback(self.state, None, times)
+
+    def _layer_ms(self) -> float:
+        """Return about how long a layer takes, from the last step."""
+        return (self._last.gpu_ms + self._last.cpu_ms) / self.config.num_layers
 
     def _refresh(self, layer: int) -> None:
         """Renew what the step reads of the slot table."""
@@ -286,6 +395,7 @@ class Hybrid:
                 self._scales[layer],
                 self._slot_biases[layer],
                 every,
+                None if self.forecast is None else every[None],
                 np.float32(self.thresholds[layer]),
                 self._zero[:1],
             )

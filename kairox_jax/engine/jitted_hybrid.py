@@ -6,10 +6,10 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Int
 
 from kairox_jax.engine.dense_part import DeviceDense
-from kairox_jax.engine.hybrid import Hybrid
+from kairox_jax.engine.hybrid import Hybrid, Pass
 from kairox_jax.engine.jitted_step import LayerResult, layer_program
 from kairox_jax.engine.programs import attend_length, some_rows
 from kairox_jax.host import Rule
@@ -19,8 +19,9 @@ from kairox_jax.host.callback import HostNeurons, host_ffn
 class JittedHybrid(Hybrid):
     """A ``Hybrid`` whose layers are single programs.
 
-    Inside one program device and host cannot be timed apart: a policy sees the whole layer as device time, and as
-    host time the neurons outside the slots times what one took when it was measured alone at the start.
+    Inside one program device and host cannot be timed apart: a policy sees an equal part of the step as each layer's
+    device time, and as host time the neurons outside the slots times what one took, measured alone at the start.
+    There are no forecasts: every gate is computed (``exact``).
 
     Args:
         store, dense: as for ``Hybrid``; the dense part must be on the device.
@@ -47,31 +48,32 @@ class JittedHybrid(Hybrid):
 
     def _forward(
         self, ids: Int[np.ndarray, " n"], start: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"]
-    ) -> tuple[Float[np.ndarray, "n V"], list[Any], UInt8[np.ndarray, "L F"], float, float]:
-        """Run all layers: logits, the residents' masks, for how many the host found each neuron active, ms of both."""
-        config, dense = self.config, self._device_dense
+    ) -> Pass:
+        """Run all layers and merge them into logits."""
+        config, dense, num_layers = self.config, self._device_dense, self.config.num_layers
         attend = attend_length(int(start.max()) + 1, dense.length)
-        chosen = some_rows(rows, dense.batch)
+        chosen_rows = some_rows(rows, dense.batch)
         x: Any = dense.embed(ids[:, None], start)[:, 0]
-        masks: list[Any] = []
+        run = Pass(users=np.zeros((num_layers, config.num_neurons), np.uint8))
         fired: list[Any] = []
         outside: list[Int[np.ndarray, " n"]] = []
         begin = perf_counter()
-        for layer in range(config.num_layers):
+        for layer in range(num_layers):
             if self.migrator.commit_arrived(layer):
                 self._refresh(layer)
-            result = self._run_layer(layer, x, start, chosen, attend)
+            result = self._run_layer(layer, x, start, chosen_rows, attend)
             x, dense.caches[layer] = result.x, result.cache
-            masks.append(result.hits)
+            run.masks.append(result.hits)
             fired.append(result.fired)
             outside.append(self._outside[layer])  # a later commit changes who is outside
         zero = self._zero[: len(ids)]
-        logits = dense.logits(x, zero, zero)
-        gpu_ms = (perf_counter() - begin) * 1e3
-        users = np.zeros((config.num_layers, config.num_neurons), np.uint8)
+        run.logits = dense.logits(x, zero, zero)
+        run.gpu_ms = [(perf_counter() - begin) * 1e3 / num_layers] * num_layers
         for layer, (mask, neurons) in enumerate(zip(fired, outside, strict=True)):
-            users[layer, neurons] = np.asarray(mask)[:, : len(neurons)].sum(axis=0, dtype=np.uint8)
-        return logits, masks, users, gpu_ms, self._host_ms_per_record * sum(map(len, outside))
+            run.users[layer, neurons] = np.asarray(mask)[:, : len(neurons)].sum(axis=0, dtype=np.uint8)
+            run.cpu_ms.append(self._host_ms_per_record * len(neurons))
+            run.evaluated += len(neurons)
+        return run
 
     def _run_layer(
         self, layer: int, x: Any, start: Int[np.ndarray, " n"], rows: Any, attend: int
@@ -84,7 +86,8 @@ class JittedHybrid(Hybrid):
         residents = None
         if self._valid[layer].any():
             slots, scales, biases = self.migrator.slots[layer], self._scales[layer], self._slot_biases[layer]
-            residents = (slots, scales, biases, self._valid[layer], np.float32(self.thresholds[layer]))
+            limit = np.float32(self.thresholds[layer])
+            residents = (slots, scales, biases, self._valid[layer], None, limit)
         down_bias = None if dense.down_biases is None else dense.down_biases[layer]
         weights = (dense.attention[layer], dense.ffn_norms[layer], down_bias)
         return self._program(

@@ -14,6 +14,7 @@ from kairox_jax.balancing import POLICIES, Policy, make_policy
 from kairox_jax.config import ModelConfig, PlacementConfig
 from kairox_jax.engine.prefill import CHUNKS
 from kairox_jax.engine.programs import cache_length
+from kairox_jax.host.callback import check_backend
 from kairox_jax.models import check_mode
 from kairox_jax.placement import BudgetPlan, Needs, plan_budget, resolve_slot_format, slot_bytes
 from kairox_jax.placement.planner import FLOAT_BYTES, REMEDY
@@ -71,6 +72,15 @@ def check_dense_settings(placement: PlacementConfig, sparsity: object) -> None:
         raise ValueError(f"no effect with --mode dense: {flags}; leave it out, or use --mode exact")
 
 
+def check_host_callback(backend: str, mode: str, platform: str) -> None:
+    """Raise ``ValueError`` for a host callback that does not run on the platform, or not in the mode."""
+    check_backend(backend, platform)
+    if mode == "predicted" and backend != "split":
+        raise ValueError(
+            f"--host-callback {backend} computes every gate, --mode predicted only some: use split, or mode exact"
+        )
+
+
 def dense_thresholds(config: ModelConfig) -> Float[np.ndarray, " L"]:
     """Return thresholds under which ``exact`` is the dense function: |silu(g) u| always exceeds -1."""
     every = -1.0 if config.activation == "silu" else config.activation_threshold
@@ -121,6 +131,7 @@ def estimate_needs(
     slot_format: str,
     context_length: int,
     parallel: int,
+    predictor_bytes: int,
     max_moves: int,
     on_accelerator: bool,
 ) -> Needs:
@@ -140,6 +151,9 @@ def estimate_needs(
     tables = sum(scales_bytes(layout.formats[-1], config.d_model, config.num_neurons) for layout in layouts)
     return Needs(
         dense_bytes=dense_weight_count(config) * FLOAT_BYTES + tables,
+        predictor_bytes=predictor_bytes
+        if on_accelerator
+        else 0,  # on a CPU device the host's kernels read them
         cache_bytes=2 * parallel * positions * FLOAT_BYTES,
         workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * record_bytes,
         runtime_bytes=RUNTIME_BYTES if on_accelerator else 0,
@@ -177,6 +191,7 @@ def make_plan(
     placement: PlacementConfig,
     context_length: int,
     parallel: int = 1,
+    predictor_bytes: int = 0,
     device: DeviceFacts,
 ) -> BudgetPlan:
     """Plan the device's memory; see ``plan_budget`` for the errors."""
@@ -194,6 +209,7 @@ def make_plan(
         slot_format=resolve_slot_format(placement.slot_format, device.platform),
         context_length=context_length,
         parallel=parallel,
+        predictor_bytes=predictor_bytes,
         max_moves=placement.max_moves,
         on_accelerator=device.platform != "cpu",
     )

@@ -10,7 +10,7 @@ from time import perf_counter
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from kairox_jax.balancing import Plan
 from kairox_jax.placement import NeuronStore, SlotArrays, SlotTable, commit_records
@@ -73,6 +73,7 @@ class Migrator:
         self._lengths = sorted({min(length, max_moves) for length in (*SHORT_BUFFERS, max_moves)})
         self._pending: list[deque[Arrival]] = [deque() for _ in store.layers]
         self._unused = np.zeros_like(table.reserved)
+        self._layer_ms = np.zeros(len(store.layers))
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kairox-link")
 
     def warm_up(self) -> None:
@@ -132,6 +133,7 @@ class Migrator:
             self.counts.wasted_promotions += int(np.count_nonzero(~kept))
             self.counts.link_bytes += len(kept) * self.store.record_bytes(layer)
             self.counts.io_ms += io_ms
+            self._layer_ms[layer] += io_ms
             self.ms_per_record += 0.1 * (io_ms / len(kept) - self.ms_per_record)
             changed = True
         return changed
@@ -153,6 +155,11 @@ class Migrator:
         """Return what moved since the last call."""
         counts, self.counts = self.counts, MoveCounts()
         return counts
+
+    def take_layer_ms(self) -> Float[np.ndarray, " L"]:
+        """Return the link time of each layer's arrivals since the last call, in ms."""
+        taken, self._layer_ms = self._layer_ms, np.zeros_like(self._layer_ms)
+        return taken
 
     def close(self) -> None:
         """Stop the worker; transfers on the way are finished, none is begun."""

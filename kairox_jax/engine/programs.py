@@ -179,8 +179,9 @@ def resident_program(
 ) -> Callable[..., tuple[Float[Array, "B D"], Bool[Array, "B C"]]]:
     """Compile the residents' share of an FFN.
 
-    ``(slots, scales, biases [C,R-1] or None, valid [C], threshold [], h [B,D]) -> y [B,D], active [B,C]``: which
-    slots' neurons were active; ``scales`` is the layer's table of shared scales, or None. ``platform`` is what it is
+    ``(slots, scales, biases [C,R-1] or None, valid [C], chosen [B,C] or None, threshold [], h [B,D]) -> y [B,D],
+    active [B,C]``: which slots' neurons were active; ``scales`` is the layer's table of shared scales, or None;
+    ``chosen`` says which slots each token computes of those that are valid for any. ``platform`` is what it is
     compiled for; None means JAX's default backend.
     """
 
@@ -189,6 +190,7 @@ def resident_program(
         scales: SharedScales | None,
         biases: Array | None,
         valid: Array,
+        chosen: Array | None,
         threshold: Array,
         h: Array,
     ) -> tuple[Array, Array]:
@@ -209,6 +211,8 @@ def resident_program(
             implementation=implementation,
             platform=platform,
         )
+        if chosen is not None:
+            values = jnp.where(chosen, values, 0)
         y = gather_down(
             values,
             down,

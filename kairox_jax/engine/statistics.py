@@ -23,6 +23,8 @@ class Statistics:
         reused_tokens: of the prompt, those that were in the cache already.
         prefill_s, decode_s: seconds spent; ``decode_steps`` steps were run in the latter.
         hits, residual: active neurons computed on the device and on the host, all layers and steps.
+        predicted: neurons that were forecast, all layers and steps; None outside ``predicted`` mode.
+        all_neurons: neurons of all layers, for the share of those.
         resident: neurons with a record on the device at the end, all layers.
         promotions, evictions, wasted_promotions: moves; wasted are promotions that were evicted unused.
         link_bytes: bytes of promoted records.
@@ -42,6 +44,8 @@ class Statistics:
     decode_steps: int = 0
     hits: int = 0
     residual: int = 0
+    predicted: float | None = None
+    all_neurons: int = 0
     resident: int = 0
     promotions: int = 0
     evictions: int = 0
@@ -56,6 +60,9 @@ class Statistics:
         """Add what one decode step did."""
         self.hits += int(counts.hits.sum())
         self.residual += int(counts.residual.sum())
+        if counts.predicted is not None:
+            self.predicted = (self.predicted or 0.0) + counts.predicted
+            self.all_neurons = counts.active.size
         self.add_moves(counts.moves)
         self.gpu_ms += counts.times.gpu_ms
         self.cpu_ms += counts.times.cpu_ms
@@ -73,6 +80,13 @@ class Statistics:
         """Share of active neurons computed on the device, or None where nothing was counted."""
         active = self.hits + self.residual
         return self.hits / active if active else None
+
+    @property
+    def predicted_frac(self) -> float | None:
+        """Share of all neurons that were forecast, and so computed; None outside ``predicted`` mode."""
+        if self.predicted is None:
+            return None
+        return self.predicted / (self.all_neurons * max(self.decode_steps, 1))
 
     @property
     def decode_tokens_per_s(self) -> float | None:
@@ -97,6 +111,8 @@ class Statistics:
             "prefill_tokens_per_s": _rounded(self.prefill_tokens_per_s),
             "decode_tokens_per_s": _rounded(self.decode_tokens_per_s),
             "hit_rate": _rounded(self.hit_rate, 6),
+            "predicted_frac": _rounded(self.predicted_frac, 6),
+            "predictor_recall": None,  # what was missed is not computed: `kairox eval` measures it
             "active": self.hits + self.residual,
             "hits": self.hits,
             "residual": self.residual,
@@ -119,6 +135,8 @@ class Statistics:
             f"prompt {self.prompt_tokens} tokens at {_speed(self.prefill_tokens_per_s)}",
             f"generated {self.generated_tokens} at {_speed(self.decode_tokens_per_s)}",
         ]
+        if self.predicted_frac is not None:
+            parts.append(f"forecast {100 * self.predicted_frac:.1f} % of the neurons")
         if self.hit_rate is not None:
             gpu, io, cpu = (ms / max(self.decode_steps, 1) for ms in (self.gpu_ms, self.io_ms, self.cpu_ms))
             on_device = 100 * self.hit_rate

@@ -2,7 +2,14 @@
 
 from kairox_jax.models.attention import Attention, KVCache, empty_cache, rotary_frequencies
 from kairox_jax.models.decoder import Block, Decoder
-from kairox_jax.models.exact import check_mode, find_sparsity, gate_thresholded, resolve_thresholds
+from kairox_jax.models.exact import (
+    check_mode,
+    find_predictors,
+    find_sparsity,
+    gate_thresholded,
+    predicted_thresholds,
+    resolve_thresholds,
+)
 from kairox_jax.models.ffn import FFN, Threshold
 from kairox_jax.models.load import (
     load_attention,
@@ -28,6 +35,7 @@ __all__ = [
     "Threshold",
     "check_mode",
     "empty_cache",
+    "find_predictors",
     "find_sparsity",
     "gate_thresholded",
     "host_scores",
@@ -41,6 +49,7 @@ __all__ = [
     "load_predictor",
     "neuron_values",
     "normalise",
+    "predicted_thresholds",
     "resolve_thresholds",
     "rms_norm",
     "rotary_frequencies",

@@ -9,7 +9,17 @@ import numpy as np
 from jaxtyping import Float
 
 from kairox_jax.config import MODES, ModelConfig
-from kairox_jax.io import Checkpoint, Sparsity, load_sparsity, shipped_sparsity
+from kairox_jax.io import (
+    Checkpoint,
+    Predictors,
+    Sparsity,
+    check_predictors,
+    checkpoint_predictors,
+    load_predictors,
+    load_sparsity,
+    shipped_predictors,
+    shipped_sparsity,
+)
 from kairox_jax.io.sparsity import check_model
 
 # The rules that a threshold changes: calibrated for SiLU, a fact of the checkpoint for FATReLU.
@@ -20,6 +30,32 @@ def check_mode(mode: str) -> None:
     """Raise ``ValueError`` for a mode that does not exist."""
     if mode not in MODES:
         raise ValueError(f"mode {mode!r} is unknown: choose one of {', '.join(MODES)}")
+
+
+def find_predictors(checkpoint: Checkpoint, folder: str | Path | None) -> Predictors:
+    """Return the predictors of a folder; without one the checkpoint's own, or the shipped ones.
+
+    Raises:
+        ValueError: there are none, or they are broken or were made for another model.
+    """
+    if folder is not None:
+        predictors = load_predictors(folder)
+        check_predictors(predictors, checkpoint)
+        return predictors
+    found = checkpoint_predictors(checkpoint) or shipped_predictors(checkpoint)
+    if found is None:
+        raise ValueError(
+            "no predictors are known for this model: make them with `kairox train-predictors` and give them as "
+            "--predictors FOLDER, or use --mode exact, which needs none"
+        )
+    return found
+
+
+def predicted_thresholds(config: ModelConfig, sparsity: Sparsity | None) -> Float[np.ndarray, " L"]:
+    """Return thresholds under which every predicted neuron of a SiLU model counts; others keep their zeros."""
+    if config.activation == "silu":
+        return np.full(config.num_layers, -1.0, np.float32)
+    return resolve_thresholds(config, sparsity)
 
 
 def find_sparsity(checkpoint: Checkpoint, folder: str | Path | None) -> Sparsity | None:

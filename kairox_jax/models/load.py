@@ -144,6 +144,10 @@ def load_model(
         FormatError: its files are broken or not supported.
     """
     check_mode(mode)
+    if mode == "predicted":
+        raise ValueError(
+            "mode 'predicted' is the engine's: use kairox_jax.Engine(..., mode='predicted'), or 'exact' here"
+        )
     if mode == "dense" and sparsity is not None:
         raise ValueError(
             f"sparsity {str(sparsity)!r} has no effect in mode 'dense': leave it out, or use 'exact'"

@@ -18,6 +18,7 @@ class Needs:
 
     Attributes:
         dense_bytes: embedding, attention, norms, output matrix, and the scales that down columns share.
+        predictor_bytes: predictors on the device, in ``predicted`` mode.
         cache_bytes: keys and values of the whole context.
         workspace_bytes: activations, streamed layers of the prefill, staging buffers.
         runtime_bytes: what the driver and the compiler's runtime keep for themselves.
@@ -25,6 +26,7 @@ class Needs:
     """
 
     dense_bytes: int
+    predictor_bytes: int = 0
     cache_bytes: int
     workspace_bytes: int
     runtime_bytes: int
@@ -33,7 +35,13 @@ class Needs:
     @property
     def fixed_bytes(self) -> int:
         """Bytes of everything but slots."""
-        return self.dense_bytes + self.cache_bytes + self.workspace_bytes + self.runtime_bytes
+        return (
+            self.dense_bytes
+            + self.predictor_bytes
+            + self.cache_bytes
+            + self.workspace_bytes
+            + self.runtime_bytes
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +79,7 @@ class BudgetPlan:
         needs = self.needs
         return {
             "dense_weights": needs.dense_bytes,
+            "predictors": needs.predictor_bytes,
             "kv_cache": needs.cache_bytes,
             "workspace": needs.workspace_bytes,
             "runtime": needs.runtime_bytes,

@@ -18,6 +18,7 @@ from tiny_model import (
 
 from kairox_jax.config import HOST_CALLBACKS
 from kairox_jax.engine.jitted_hybrid import JittedHybrid
+from kairox_jax.engine.loading import check_host_callback
 from kairox_jax.io import open_checkpoint
 
 IN_A_JIT = [name for name in HOST_CALLBACKS if name != "split"]
@@ -97,6 +98,12 @@ def test_sequences_together_are_each_alone(backend: str, reference: np.ndarray) 
         assert counts.share is not None and set(np.unique(counts.share)) == {0, 0.5, 1}
         assert (counts.hits + counts.residual == counts.active.sum(axis=1)).all()
         assert relative_error(logits, reference[at]) < 2e-5
+
+
+def test_forecasts_are_refused() -> None:
+    with pytest.raises(ValueError, match="--host-callback pure computes every gate, .*: use split"):
+        check_host_callback("pure", "predicted", "cpu")
+    check_host_callback("split", "predicted", "cpu")
 
 
 def test_dense_refuses_the_setting() -> None:

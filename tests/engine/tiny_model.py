@@ -92,6 +92,7 @@ def tiny_engine(
     policy: type | str = "static",
     context_length: int = 64,
     parallel: int = 1,
+    predictors: str | Path | None = None,
     **placement: Any,
 ) -> Iterator[Engine]:
     """Open the real engine on a tiny checkpoint; a policy class is registered for as long as it is open."""
@@ -110,7 +111,12 @@ def tiny_engine(
             placement = {"policy": name, **placement}
         settings = PlacementConfig(**placement)
         with Engine(
-            model, mode=mode, placement=settings, context_length=context_length, parallel=parallel
+            model,
+            mode=mode,
+            placement=settings,
+            context_length=context_length,
+            predictors=predictors,
+            parallel=parallel,
         ) as engine:
             yield engine
 

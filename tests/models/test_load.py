@@ -23,12 +23,12 @@ def thresholded_forward(
     left_out: list[float] = []
     layer = iter(list(range(checkpoint.config.num_layers)) * len(ids))
 
-    def ffn(config: object, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    def ffn(config: object, w: dict[str, np.ndarray], x: np.ndarray, kept: np.ndarray) -> np.ndarray:
         gate = x @ w["w_gate"].T
         values = gate / (1 + np.exp(-gate)) * (x @ w["w_up"].T)
         drop = np.abs(values) <= thresholds[next(layer)]
         left_out.append(drop.mean())
-        return np.where(drop, 0, values) @ w["w_down"]
+        return np.where(drop, 0, values) * kept @ w["w_down"]
 
     monkeypatch.setattr(numpy_reference, "_ffn", ffn)
     return numpy_reference.forward(checkpoint, ids), left_out

@@ -128,3 +128,10 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
         assert process.poll() is None and time.monotonic() < end, log.read_text()
         time.sleep(0.05)
     return int(found[1])
+
+
+def check_error(status: int, answer: dict, want: int) -> None:
+    """Check an answer's status, and that its error has OpenAI's shape."""
+    assert status == want
+    assert set(answer) == {"error"} and set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["message"] and "\n" not in answer["error"]["message"]
