@@ -13,15 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
-from kairox_jax.io import (
-    Predictors,
-    check_predictors,
-    checkpoint_predictors,
-    load_predictors,
-    open_checkpoint,
-    shipped_predictors,
-)
-from kairox_jax.models import find_sparsity, load_decoder
+from kairox_jax.io import Predictors, open_checkpoint
+from kairox_jax.models import find_predictors, find_sparsity, load_decoder
 from training.evaluate import Mode, run_modes
 from training.evaluate_figures import figures_table, mode_figures, row_sizes
 from training.sources import KINDS, user_documents
@@ -136,25 +129,6 @@ def active_thresholds(source: Any, folder: str | None) -> Float[np.ndarray, " L"
             f"--sparsity {folder} has no effect: activation {config.activation!r} is zero by itself"
         )
     return np.zeros(config.num_layers, np.float32)
-
-
-def find_predictors(source: Any, folder: str | None) -> Predictors:
-    """Return predictors from a folder, else the checkpoint's own, else the shipped ones.
-
-    Raises:
-        ValueError: there are none, or they were made for another model.
-    """
-    if folder is not None:
-        predictors = load_predictors(folder)
-        check_predictors(predictors, source)
-        return predictors
-    found = checkpoint_predictors(source) or shipped_predictors(source)
-    if found is None:
-        raise ValueError(
-            "no predictors are known for this model: make them with `kairox train-predictors` and give their folder "
-            "as --predictors FOLDER, or leave out mode predicted"
-        )
-    return found
 
 
 def chosen_modes(names: Sequence[str], predictors: Predictors | None) -> list[Mode]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from kairox_jax.commands.flags import Flag, add_flags, positive_number
 from kairox_jax.commands.offline import training
-
-MODES = ("dense", "exact", "predicted")
+from kairox_jax.config import MODES
 
 
 def _modes(text: str) -> tuple[str, ...]:
