@@ -1,8 +1,9 @@
 """Compile every GPU kernel and format to machine code without a GPU, and report registers and spills.
 
-``python -m benchmarks.compile_kernels [--json]``: lowers the Pallas kernels on the CPU, takes their Triton IR
-out of the program and compiles it for each architecture with the ``triton`` package (exit 3 where it is
-missing, 1 where a kernel spills). ``--table FILE.json`` prints the committed JSON as the table of the docs.
+``python -m benchmarks.compile_kernels [--json]``: the Pallas kernels, whose Triton IR is taken out of the lowered
+program, and the jax-triton twins, for each architecture, with the ``triton`` package (exit 3 where it is missing,
+1 where a kernel spills). ``--renew FILE.json`` renews the committed JSON, ``--only OP`` one operation of it;
+``--table FILE.json`` prints it as the table of the docs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,22 +27,23 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-from pallas_kernels import (  # noqa: E402
-    ColumnRows,
-    empty_codes,
-    empty_rows,
-    gather_down,
-    gather_gate_up,
-    slot_scatter,
+from benchmarks.compile_twins import (  # noqa: E402
+    BLOCKED,
+    COLUMNS,
+    NUM_LISTED,
+    TWINS,
+    listed,
+    rows_of,
+    shape,
+    twin_source,
 )
-from pallas_kernels.block_rows import FORMATS as BLOCKED  # noqa: E402
+from pallas_kernels import gather_down, gather_gate_up, slot_scatter  # noqa: E402
 from pallas_kernels.shapes import LLAMA_7B  # noqa: E402
 
 ARCHS = (86, 89, 90)
-COLUMNS = tuple(f"{name}_column" for name in BLOCKED)
 DTYPES = ("float32", "bfloat16", "float16", *BLOCKED, *COLUMNS)
 BATCHES = (1, 2, 4, 8)
-NUM_SLOTS, NUM_LISTED, NUM_STAGED = 4096, 2048, 64
+NUM_STAGED = 64
 ON_CUDA: dict[str, Any] = {"implementation": "pallas", "platform": "cuda"}
 
 
@@ -81,17 +83,20 @@ def compile_all(
         archs: compute capabilities times ten.
         dtypes: formats of the rows.
         batches: batch sizes; ``slot_scatter`` has none and counts as batch 1.
-        ops: names of ``operations()``; None for all.
+        ops: names of ``operations()`` and ``TWINS``; None for all.
     """
     table = operations()
-    for op in ops or tuple(table):
+    for op in ops or (*table, *TWINS):
         for dtype in dtypes:
-            if dtype in COLUMNS and not op.startswith("gather_down"):
+            if dtype in COLUMNS and "gather_down" not in op:
                 continue  # only down weights are kept as columns
             for batch in (1,) if op == "slot_scatter" else batches:
-                kernels = _triton_kernels(*table[op](dtype, batch))
+                if op in TWINS:
+                    sources: list[Any] = [twin_source(TWINS[op], dtype, batch)]
+                else:
+                    sources = [TtirSource(kernel) for kernel in _triton_kernels(*table[op](dtype, batch))]
                 for arch in archs:
-                    yield _worst([_report(op, dtype, batch, kernel, arch) for kernel in kernels])
+                    yield _worst([_report(op, dtype, batch, source, arch) for source in sources])
 
 
 def _worst(reports: list[CompiledKernel]) -> CompiledKernel:
@@ -105,46 +110,22 @@ def _gate_up(rule: str, dtype: str, batch: int) -> tuple[Callable, tuple]:
         limit = threshold if rule == "silu" else None
         return gather_gate_up(x, gate, up, slots, n, rule=rule, threshold=limit, **ON_CUDA)
 
-    rows = _rows(dtype)
-    return call, (_shape(batch, LLAMA_7B.d), rows, rows, *_listed(), _shape())
+    rows = rows_of(dtype)
+    return call, (shape(batch, LLAMA_7B.d), rows, rows, *listed(), shape())
 
 
 def _down(deterministic: bool, dtype: str, batch: int) -> tuple[Callable, tuple]:
     def call(values, down, slots, n):
         return gather_down(values, down, slots, n, deterministic=deterministic, **ON_CUDA)
 
-    return call, (_shape(batch, NUM_LISTED), _rows(dtype), *_listed())
+    return call, (shape(batch, NUM_LISTED), rows_of(dtype), *listed())
 
 
 def _scatter(dtype: str) -> tuple[Callable, tuple]:
     row_bytes = {"q8_0": 34, "q4_0": 18, "q4_1": 20}.get(dtype, 0) * LLAMA_7B.d // 32
     staging = jax.ShapeDtypeStruct((NUM_STAGED, 3, row_bytes or LLAMA_7B.d), "uint8" if row_bytes else dtype)
     slots = jax.ShapeDtypeStruct((NUM_STAGED,), jnp.int32)
-    return lambda *args: slot_scatter(*args, **ON_CUDA), ((_rows(dtype),) * 3, staging, slots)
-
-
-def _shape(*dims: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, jnp.float32)
-
-
-def _rows(dtype: str):
-    if dtype in COLUMNS:
-        return jax.eval_shape(lambda: _columns(dtype.removesuffix("_column")))
-    if dtype in BLOCKED:
-        return jax.eval_shape(lambda: empty_rows(NUM_SLOTS, LLAMA_7B.d, dtype))
-    return jax.ShapeDtypeStruct((NUM_SLOTS, LLAMA_7B.d), dtype)
-
-
-def _columns(fmt: str) -> ColumnRows:
-    table = jnp.zeros((LLAMA_7B.f // 32, LLAMA_7B.d), jnp.float16)
-    blocks = jnp.zeros(NUM_SLOTS, jnp.int32)
-    return ColumnRows(
-        empty_codes(NUM_SLOTS, LLAMA_7B.d, fmt), blocks, table, table if fmt == "q4_1" else None
-    )
-
-
-def _listed() -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    return jax.ShapeDtypeStruct((NUM_LISTED,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+    return lambda *args: slot_scatter(*args, **ON_CUDA), ((rows_of(dtype),) * 3, staging, slots)
 
 
 def _abstract_gpu() -> contextlib.AbstractContextManager:
@@ -163,6 +144,26 @@ class TritonKernel:
     ir_text: str
     num_warps: int
     num_stages: int
+
+
+@dataclass(frozen=True)
+class TtirSource:
+    """A kernel that Pallas lowered, for ``triton.compile``."""
+
+    kernel: TritonKernel
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Options of the compiler."""
+        return {"num_warps": self.kernel.num_warps, "num_stages": self.kernel.num_stages}
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[str]:
+        """Give a file; its suffix tells ``triton.compile`` where to start."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "kernel.ttir")
+            path.write_text(self.kernel.ir_text)
+            yield str(path)
 
 
 def _triton_kernels(call: Callable, args: tuple) -> list[TritonKernel]:
@@ -210,14 +211,11 @@ def _ir_text(bytecode: bytes) -> str:
         return ir.Module.parse(bytecode).operation.get_asm(enable_debug_info=False)
 
 
-def _report(op: str, dtype: str, batch: int, kernel: TritonKernel, arch: int) -> CompiledKernel:
+def _report(op: str, dtype: str, batch: int, source: Any, arch: int) -> CompiledKernel:
     triton = importlib.import_module("triton")  # optional: only this report needs it
     gpu_target = importlib.import_module("triton.backends.compiler").GPUTarget
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ttir")  # the suffix tells triton.compile where to start
-        source.write_text(kernel.ir_text)
-        options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
-        compiled = triton.compile(str(source), target=gpu_target("cuda", arch, 32), options=options)
+    with source.opened() as opened:
+        compiled = triton.compile(opened, target=gpu_target("cuda", arch, 32), options=source.options)
     registers, spill_bytes = resources(compiled.asm["cubin"])
     return CompiledKernel(
         op=op, dtype=dtype, batch=batch, arch=f"sm_{arch}", registers=registers,
@@ -266,11 +264,22 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def renew(file: Path, rows: list[dict[str, Any]], ops: Sequence[str]) -> None:
+    """Replace the entries of some operations in a saved JSON."""
+    order = [*operations(), *TWINS]
+    kept = [row for row in json.loads(file.read_text()) if row["op"] not in ops] if file.exists() else []
+    merged = sorted(kept + rows, key=lambda row: order.index(row["op"]))  # stable: else as compiled
+    file.write_text(json.dumps(merged, indent=1) + "\n")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile_kernels", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print a list of objects, not a table")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a saved JSON and stop")
+    parser.add_argument("--renew", type=Path, metavar="FILE", help="write JSON; keep what --only leaves out")
+    known = (*operations(), *TWINS)
+    parser.add_argument("--only", action="append", choices=known, metavar="OP", help=", ".join(known))
     args = parser.parse_args(argv)
     if args.table:
         print(table(json.loads(args.table.read_text())))
@@ -280,8 +289,11 @@ def main(argv: list[str] | None = None) -> int:
     except ImportError:
         print("the triton package is not installed: pip install triton (no GPU is needed)", file=sys.stderr)
         return 3
-    rows = [asdict(row) for row in compile_all()]
-    print(json.dumps(rows, indent=1) if args.json else table(rows))
+    rows = [asdict(row) for row in compile_all(ops=tuple(args.only) if args.only else None)]
+    if args.renew:
+        renew(args.renew, rows, args.only or known)
+    else:
+        print(json.dumps(rows, indent=1) if args.json else table(rows))
     spilled = [row for row in rows if row["spill_bytes"]]
     for row in spilled:
         print(f"spills: {row}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Tables of saved measurements: ``python -m benchmarks.tables`` renews those in docs/performance.md and README.md.
+"""Tables of saved measurements: ``python -m benchmarks.tables`` renews those in docs and README.md.
 
 A block from ``<!-- table: NAME FILE -->`` to ``<!-- end table -->`` is replaced; ``--check`` only compares.
 """
@@ -16,7 +16,8 @@ from benchmarks.machine import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENT = ROOT / "docs" / "performance.md"
-DOCUMENTS = (DOCUMENT, ROOT / "README.md")
+DOCUMENTS = (DOCUMENT, ROOT / "README.md", ROOT / "docs" / "gpu.md")
+NOT_MEASURED = "Not measured yet."
 _BLOCK = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end table -->)", re.DOTALL)
 
 # Two threads that must meet wait for the slower one: a little of others' work costs a lot.
@@ -135,18 +136,42 @@ def disturbance(others: Sequence[float | None]) -> str:
     return f"\n\n**Do not quote this run: other processes took CPU time in its rounds ({shares}).**"
 
 
+def gpu_table(part: str) -> Callable[[Record], str]:
+    """Return the table of one part of ``benchmarks.gpu`` or ``bench_callback``; an empty record is not measured."""
+
+    def table(record: Record) -> str:
+        from benchmarks.gpu.report import table_of  # which needs this module
+
+        if part not in record.get("parts", {}):
+            return NOT_MEASURED
+        device = record.get("device", {}).get("name", record["cpu"])
+        return f"{device}, {record['date'][:10]}:\n\n{table_of(part, record['parts'][part])}"
+
+    return table
+
+
+def load_record(file: str) -> Record:
+    """Return a saved measurement; of a pattern such as ``gpu/*.json`` the newest, or an empty record for none."""
+    if "*" not in file:
+        return json.loads((RESULTS / file).read_text())
+    records = [json.loads(path.read_text()) for path in RESULTS.glob(file)]
+    return max(records, key=lambda record: record["date"], default={})
+
+
+GPU_PARTS = ("numerics", "bandwidth", "link", "callbacks", "commits", "decode")
 TABLES: dict[str, Callable[[Record], str]] = {
     "cpu_facts": cpu_facts,
     "cpu_speed": cpu_speed,
     "cpu_memory": cpu_memory,
     "cpu_bytes": cpu_bytes,
     "cpu_time": cpu_time,
+    **{f"gpu_{part}": gpu_table(part) for part in GPU_PARTS},
 }
 
 
 def cpu_decode_report(record: Record) -> str:
     """Return every table of ``bench_cpu_decode`` as text."""
-    blocks = [make(record) for make in TABLES.values()]
+    blocks = [make(record) for name, make in TABLES.items() if name.startswith("cpu_")]
     if record["peer_missing"]:
         blocks.append(f"llama.cpp took no part: {record['peer_missing']}")
     return "\n\n".join(blocks)
@@ -186,7 +211,7 @@ def main(argv: list[str] | None = None) -> int:
     for document in DOCUMENTS:
         old = document.read_text()
         try:
-            new = renew(old, lambda file: json.loads((RESULTS / file).read_text()))
+            new = renew(old, load_record)
         except (ValueError, OSError) as error:
             print(f"tables: error: {document.name}: {error}", file=sys.stderr)
             return 2

@@ -19,6 +19,7 @@ POSITIONS = ("rotary", "learned")
 ROPE_SCALINGS = ("linear", "llama3", "factors")
 SLOT_FORMATS = ("auto", "packed", "float32")
 MODES = ("dense", "exact", "predicted")
+HOST_CALLBACKS = ("split", "pure", "buffer", "ffi")
 MAX_PENALTY, MAX_BIAS, MAX_LOGPROBS = 2, 100, 20  # as OpenAI's API has them
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -273,6 +274,8 @@ class PlacementConfig:
         anb_enable: let measured times move the promotion threshold.
         max_moves: the most promotions in flight for one layer and step; the size of a staging buffer.
         emulated_link: hold promotions to a bandwidth and latency, as ``parse_link`` takes them; None: as they come.
+        host_callback: how the host's part is called: "split" by Python between small programs; "pure", "buffer"
+            or "ffi" from inside one program a layer.
     """
 
     vram_budget_bytes: int | None = None
@@ -285,6 +288,7 @@ class PlacementConfig:
     anb_enable: bool = True
     max_moves: int = 64
     emulated_link: str | None = None
+    host_callback: str = "split"
 
     def __post_init__(self) -> None:
         if self.vram_budget_bytes is not None and self.vram_budget_bytes <= 0:
@@ -305,6 +309,10 @@ class PlacementConfig:
             raise ValueError(f"max_moves {self.max_moves} must be above zero")
         if self.emulated_link is not None:
             parse_link(self.emulated_link)
+        if self.host_callback not in HOST_CALLBACKS:
+            raise ValueError(
+                f"--host-callback {self.host_callback} is not one of {', '.join(HOST_CALLBACKS)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

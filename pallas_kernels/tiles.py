@@ -8,9 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.block_rows import BLOCK, BlockRows, ColumnRows, Rows
+
+try:
+    from jax.experimental.pallas import triton as plt
+except ImportError:  # deprecated: a JAX without it runs the jax-triton twins
+    plt: Any = None
 
 ANY = pl.BlockSpec(memory_space=pl.ANY)
 
@@ -33,7 +37,7 @@ class Tiles:
     num_stages: int = 2
     split: int = 8
 
-    def compiler_params(self) -> plt.CompilerParams:
+    def compiler_params(self) -> Any:
         """Return Triton's parameters; without them pallas_call on CUDA takes Mosaic (Hopper only)."""
         return plt.CompilerParams(num_warps=self.num_warps, num_stages=self.num_stages)
 

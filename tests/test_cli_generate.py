@@ -73,6 +73,7 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
     words += "--stop A --stop B --ignore-eos --mode dense --policy static --vram-budget 6GiB".split()
     words += "--sparsity folder --predictors forecasts --slot-format packed --emulated-link 1GB/s,5us".split()
     words += "--gpu-cache-neurons 5 --tam-beta 0.7 --tam-threshold 0.6 --tam-evict 0.2 --no-anb".split()
+    words += "--host-callback ffi".split()
     trace = str(tmp_path / "trace.npz")
     status, _, _, api = generate(capsys, "-p", "hi", *words, "--trace-out", trace)
     assert status == 0
@@ -97,6 +98,7 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
         "anb_enable": False,
         "max_moves": None,
         "emulated_link": "1GB/s,5us",
+        "host_callback": "ffi",
     }
     _, config, sent_trace = api.requests[0]
     assert sent_trace == trace

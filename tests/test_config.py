@@ -92,6 +92,7 @@ REFUSED_PLACEMENTS = [
     ("tam_evict", 0.36),
     ("tam_evict", math.nan),
     ("max_moves", 0),
+    ("host_callback", "thread"),
 ]
 REFUSED_GENERATIONS = [
     ("max_tokens", -1),

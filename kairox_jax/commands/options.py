@@ -139,6 +139,13 @@ PLACEMENT = (
         convert=_link,
         help="hold promotions to a link such as 3.3GB/s,20us, to see what placement does on another machine",
     ),
+    Flag(
+        dest="host_callback",
+        names=("--host-callback",),
+        metavar="NAME",
+        default=PlacementConfig.host_callback,
+        help="how the host's part is called: split by Python; pure, buffer or ffi from one program a layer",
+    ),
 )
 
 SAMPLING = (
@@ -222,6 +229,7 @@ def placement_config(args: argparse.Namespace) -> PlacementConfig:
         tam_evict=args.tam_evict,
         anb_enable=args.anb_enable,
         emulated_link=args.emulated_link,
+        host_callback=args.host_callback,
     )
 
 

@@ -20,10 +20,12 @@ from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.forecast import DeviceForecast, HostForecast, predictor_bytes
 from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.hybrid import Hybrid
+from kairox_jax.engine.jitted_hybrid import JittedHybrid
 from kairox_jax.engine.link import make_link
 from kairox_jax.engine.loading import (
     build_policy,
     check_dense_settings,
+    check_host_callback,
     dense_thresholds,
     make_plan,
     resolve_context,
@@ -96,6 +98,7 @@ class Engine:
             raise ValueError(f"--predictors has no effect with --mode {mode}: leave it out, or use predicted")
         forecasts = find_predictors(checkpoint, predictors) if mode == "predicted" else None
         self.device = jax.devices()[0]
+        check_host_callback(placement.host_callback, mode, self.device.platform)
         self.context_length = resolve_context(config, context_length)
         self.plan = make_plan(
             config,
@@ -156,7 +159,8 @@ class Engine:
         predictors: Predictors | None = None,
     ) -> Hybrid:
         """Load the records and the dense part; where the device is the CPU itself, host kernels run the latter."""
-        dense_part = HostDense if self.device.platform == "cpu" else DeviceDense
+        platform, callback = self.device.platform, placement.host_callback
+        dense_part = HostDense if platform == "cpu" and callback == "split" else DeviceDense
         dense = dense_part(checkpoint, batch=self.parallel, context_length=self.context_length)
         forecast = None
         if predictors is not None:
@@ -164,9 +168,7 @@ class Engine:
             forecast = (
                 HostForecast(predictors, batch=self.parallel) if on_host else DeviceForecast(predictors)
             )
-        return Hybrid(
-            load_store(checkpoint),
-            dense,
+        settings: dict[str, Any] = dict(
             config=self.config,
             thresholds=thresholds,
             policy=policy,
@@ -178,6 +180,11 @@ class Engine:
             forecast=forecast,
             link=make_link(placement.emulated_link),
         )
+        store = load_store(checkpoint)
+        if callback == "split":
+            return Hybrid(store, dense, **settings)
+        assert isinstance(dense, DeviceDense)
+        return JittedHybrid(store, dense, host_callback=callback, platform=platform, **settings)
 
     def generate(
         self,

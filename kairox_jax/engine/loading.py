@@ -14,6 +14,7 @@ from kairox_jax.balancing import POLICIES, Policy, make_policy
 from kairox_jax.config import ModelConfig, PlacementConfig
 from kairox_jax.engine.prefill import CHUNKS
 from kairox_jax.engine.programs import cache_length
+from kairox_jax.host.callback import check_backend
 from kairox_jax.models import check_mode
 from kairox_jax.placement import BudgetPlan, Needs, plan_budget, resolve_slot_format, slot_bytes
 from kairox_jax.placement.planner import FLOAT_BYTES, REMEDY
@@ -61,7 +62,15 @@ def resolve_context(config: ModelConfig, context_length: int | None) -> int:
 def check_dense_settings(placement: PlacementConfig, sparsity: object) -> None:
     """Raise ``ValueError`` for settings that ``dense`` mode would not use."""
     defaults = PlacementConfig()
-    names = ("policy", "tam_beta", "tam_threshold", "tam_evict", "anb_enable", "emulated_link")
+    names = (
+        "policy",
+        "tam_beta",
+        "tam_threshold",
+        "tam_evict",
+        "anb_enable",
+        "emulated_link",
+        "host_callback",
+    )
     unused = [name for name in names if getattr(placement, name) != getattr(defaults, name)]
     unused += [] if sparsity is None else ["sparsity"]
     if unused:
@@ -69,6 +78,15 @@ def check_dense_settings(placement: PlacementConfig, sparsity: object) -> None:
             "--no-anb" if name == "anb_enable" else "--" + name.replace("_", "-") for name in unused
         )
         raise ValueError(f"no effect with --mode dense: {flags}; leave it out, or use --mode exact")
+
+
+def check_host_callback(backend: str, mode: str, platform: str) -> None:
+    """Raise ``ValueError`` for a host callback that does not run on the platform, or not in the mode."""
+    check_backend(backend, platform)
+    if mode == "predicted" and backend != "split":
+        raise ValueError(
+            f"--host-callback {backend} computes every gate, --mode predicted only some: use split, or mode exact"
+        )
 
 
 def dense_thresholds(config: ModelConfig) -> Float[np.ndarray, " L"]:

@@ -175,13 +175,14 @@ def prefill_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tupl
 
 
 def resident_program(
-    activation: str, implementation: str
+    activation: str, implementation: str, platform: str | None = None
 ) -> Callable[..., tuple[Float[Array, "B D"], Bool[Array, "B C"]]]:
     """Compile the residents' share of an FFN.
 
     ``(slots, scales, biases [C,R-1] or None, valid [C], chosen [B,C] or None, threshold [], h [B,D]) -> y [B,D],
     active [B,C]``: which slots' neurons were active; ``scales`` is the layer's table of shared scales, or None;
-    ``chosen`` says which slots each token computes of those that are valid for any.
+    ``chosen`` says which slots each token computes of those that are valid for any. ``platform`` is what it is
+    compiled for; None means JAX's default backend.
     """
 
     def run(
@@ -208,11 +209,19 @@ def resident_program(
             rule=activation,
             threshold=limit,
             implementation=implementation,
+            platform=platform,
         )
         if chosen is not None:
             values = jnp.where(chosen, values, 0)
         y = gather_down(
-            values, down, None, None, valid=valid, implementation=implementation, deterministic=True
+            values,
+            down,
+            None,
+            None,
+            valid=valid,
+            implementation=implementation,
+            platform=platform,
+            deterministic=True,
         )
         return y[:, : h.shape[1]], values != 0  # shared scales pad D to whole blocks
 

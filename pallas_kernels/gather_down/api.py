@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from pallas_kernels.block_rows import ColumnRows, Rows
 from pallas_kernels.gather_down import pallas, xla
-from pallas_kernels.implementations import resolve_implementation
+from pallas_kernels.implementations import load_twin, resolve_implementation
 from pallas_kernels.slots import check_selection
 
 
@@ -35,7 +35,7 @@ def gather_down(
         slots: int32 [K], distinct; entries outside 0..C-1 are skipped. None selects by ``valid``.
         n: int32 scalar on the device: how many entries of ``slots`` count.
         deterministic: True sums partial results in a fixed order, so that equal arguments give equal bits.
-            False lets the Pallas kernel add them with atomics (one launch fewer). XLA is always so.
+            False lets the Pallas kernel add them with atomics (one launch fewer). XLA and Triton are always so.
         valid: bool [C], with ``slots=None``: the slots to sum.
         implementation: "auto", "xla", "pallas" or "triton"; see ``resolve_implementation``.
         platform: platform the call is compiled for; None means ``jax.default_backend()``.
@@ -62,7 +62,7 @@ def gather_down(
     if valid is not None and valid.shape != down.shape[:1]:
         raise ValueError(f"valid {valid.shape} does not fit {down.shape[0]} slots: expected [C]")
     if chosen == "triton":
-        raise ValueError("gather_down has no 'triton' form yet: use 'pallas' or 'xla'")
+        return load_twin("gather_down").gather_down(values, down, slots=slots, n=n, valid=valid)
     if chosen == "xla":
         return xla.gather_down(values, down, slots=slots, n=n, valid=valid)
     return pallas.gather_down(

@@ -11,11 +11,11 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import tiles as t
 from pallas_kernels.block_rows import BlockRows, ColumnRows, Rows
 from pallas_kernels.slots import as_list
+from pallas_kernels.tiles import plt
 
 
 def gather_down(

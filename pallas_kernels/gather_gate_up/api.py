@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from pallas_kernels.block_rows import Rows, row_format
 from pallas_kernels.gather_gate_up import pallas, xla
-from pallas_kernels.implementations import resolve_implementation
+from pallas_kernels.implementations import load_twin, resolve_implementation
 from pallas_kernels.rules import check_rule
 from pallas_kernels.slots import check_selection
 
@@ -67,14 +67,12 @@ def gather_gate_up(
     check_rule(rule, gated=gate is not None, threshold=threshold)
     check_selection(slots, n, valid)
     _check_shapes(x, gate, up, valid, biases)
-    if chosen == "triton":
-        raise ValueError("gather_gate_up has no 'triton' form yet: use 'pallas' or 'xla'")
     limit = jnp.asarray(0.0 if threshold is None else threshold, jnp.float32)
-    run = (
-        xla.gather_gate_up
-        if chosen == "xla"
-        else functools.partial(pallas.gather_gate_up, interpret=interpret)
-    )
+    run = {
+        "xla": lambda: xla.gather_gate_up,
+        "pallas": lambda: functools.partial(pallas.gather_gate_up, interpret=interpret),
+        "triton": lambda: load_twin("gather_gate_up").gather_gate_up,
+    }[chosen]()
     return run(x, gate, up, slots=slots, n=n, valid=valid, rule=rule, threshold=limit, biases=biases)
 
 

@@ -46,6 +46,8 @@ def slot_scatter(
         TypeError: staging is not of the dtype that the cache needs.
     """
     chosen = resolve_implementation(implementation, platform, interpret=interpret)
+    if chosen == "triton" and implementation == "auto":
+        chosen = "xla"  # a JAX without Pallas-Triton; there is no twin of a plain copy
     if chosen == "triton":
         raise ValueError("slot_scatter has no 'triton' form: use 'pallas' or 'xla'")
     _check_cache(cache)

@@ -7,9 +7,9 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 
 from pallas_kernels import tiles as t
+from pallas_kernels.tiles import plt
 
 TILES = t.Tiles(block_d=1024)
 

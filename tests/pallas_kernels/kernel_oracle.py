@@ -26,6 +26,7 @@ IMPLEMENTATIONS = [
     pytest.param({"implementation": "xla"}, id="xla"),
     pytest.param({"implementation": "pallas", "interpret": True}, id="pallas-interpret"),
     pytest.param({"implementation": "pallas"}, id="pallas-gpu", marks=on_gpu),
+    pytest.param({"implementation": "triton"}, id="triton-gpu", marks=on_gpu),
 ]
 
 
