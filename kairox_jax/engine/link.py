@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Event
 from time import perf_counter
 
 import jax
 import numpy as np
-from jaxtyping import Array, UInt8
+from jaxtyping import Array, Float, UInt8
 
 from kairox_jax.config import parse_link
 
@@ -77,6 +77,46 @@ class EmulatedLink(Link):
         while (left := max(arrival, self._stalled_until) - perf_counter()) > 0:
             if self._closed.wait(left):
                 raise LinkClosed("the link was closed with a transfer on its way")
+
+
+class LinkCost:
+    """What a transfer takes: a fixed part and one for each record, a straight line through measured times.
+
+    Old times are forgotten slowly; the first ones never, so that there are always two sizes to tell the parts apart.
+
+    Args:
+        anchors: pairs of records and ms, of two sizes.
+    """
+
+    FORGET, CLIP = 0.05, 4.0  # a time counts at most as CLIP times what was expected
+
+    def __init__(self, anchors: Sequence[tuple[int, float]]) -> None:
+        self._anchors = sum((self._moments(*anchor) for anchor in anchors), np.zeros(5))
+        self._recent = np.zeros(5)
+        self._fit()
+
+    def add(self, records: int, ms: float) -> None:
+        """Take in a measured transfer."""
+        most = self.CLIP * (self.fixed_ms + records * self.ms_per_record)
+        self._recent = (1 - self.FORGET) * self._recent + self._moments(
+            records, min(ms, most) if most else ms
+        )
+        self._fit()
+
+    @staticmethod
+    def _moments(records: int, ms: float) -> Float[np.ndarray, " 5"]:
+        return np.array([1.0, records, records * records, ms, records * ms])
+
+    def _fit(self) -> None:
+        count, x, xx, y, xy = (self._anchors + self._recent).tolist()
+        spread = count * xx - x * x
+        slope = (count * xy - x * y) / spread if spread > 0 else 0.0
+        fixed = (y - slope * x) / count if count else 0.0
+        if slope <= 0:  # noise: all of it is fixed
+            slope, fixed = 0.0, y / count if count else 0.0
+        elif fixed < 0:
+            slope, fixed = xy / xx, 0.0
+        self.ms_per_record, self.fixed_ms = slope, fixed
 
 
 def make_link(emulated: str | None) -> Link:

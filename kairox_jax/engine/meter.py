@@ -75,7 +75,8 @@ class Meter:
             free_slots=table.free(layer),
             gpu_ms_per_record=float(self.resident_ms[layer]) / max(int(table.capacity[layer]), 1),
             cpu_ms_per_record=self._last.cpu_ms / max(self._last_evaluated, 1),
-            link_ms_per_record=migrator.ms_per_record,
+            link_ms_per_record=migrator.cost.ms_per_record,
+            link_ms_fixed=migrator.cost.fixed_ms,
             window_ms=step_ms * (1 if ahead else layer + 1) / num_layers - migrator.backlog_ms,
             record_bytes=migrator.store.record_bytes(layer),
         )

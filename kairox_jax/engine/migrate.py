@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
 from kairox_jax.balancing import Plan
-from kairox_jax.engine.link import Link
+from kairox_jax.engine.link import Link, LinkCost
 from kairox_jax.placement import NeuronStore, SlotArrays, SlotTable, commit_records
 from kairox_jax.quant import SharedScales
 
@@ -72,16 +72,17 @@ class Migrator:
         self.scales, self.slot_format = scales, slot_format
         self.link = Link() if link is None else link
         self.counts = MoveCounts()
-        self.ms_per_record = 0.0  # of the link, slowly forgetting; 0 until a transfer has arrived
+        self.cost = LinkCost(())  # without a cost until the warm-up
         self._lengths = sorted({min(length, max_moves) for length in (*SHORT_BUFFERS, max_moves)})
         self._pending: list[deque[Arrival]] = [deque() for _ in store.layers]
         self._unused = np.zeros_like(table.reserved)
-        self._submitted = self._sent = 0  # records; each number is written by one thread
+        # Records and transfers; each array is written by one thread.
+        self._submitted, self._sent = np.zeros(2, np.int64), np.zeros(2, np.int64)
         self._layer_ms = np.zeros(len(store.layers))
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kairox-link")
 
     def warm_up(self) -> None:
-        """Compile the commit of each buffer length, with rows that are all dropped."""
+        """Compile the commit of each buffer length, with rows that are all dropped, and time the link once."""
         kinds = zip(self.table.capacity.tolist(), self.store.layouts, strict=True)
         first = {kind: layer for layer, kind in reversed(list(enumerate(kinds)))}
         for (capacity, _), layer in first.items():
@@ -90,6 +91,12 @@ class Migrator:
                 at = np.full(length, capacity, np.int32)
                 self._commit(layer, records, at, np.zeros(length, np.int32))
 
+        if first:
+            lengths, layer = sorted({self._lengths[0], self._lengths[-1]}), next(iter(first.values()))
+            # Both sizes are sent twice: what a first time adds is not the link's.
+            sent = [(n, self._send(layer, np.zeros(n, np.int32))[1]) for n in (*lengths, *lengths)]
+            self.cost = LinkCost(sent[len(lengths) :])
+
     def room(self, layer: int) -> int:
         """Return how many records a plan for this layer may load now."""
         return self.max_moves if len(self._pending[layer]) < MAX_IN_FLIGHT else 0
@@ -97,7 +104,8 @@ class Migrator:
     @property
     def backlog_ms(self) -> float:
         """Return about how long the link still needs for what was sent off."""
-        return (self._submitted - self._sent) * self.ms_per_record
+        records, transfers = (self._submitted - self._sent).tolist()
+        return records * self.cost.ms_per_record + transfers * self.cost.fixed_ms
 
     def submit(self, layer: int, plan: Plan) -> None:
         """Evict at once and send the loads off."""
@@ -109,7 +117,7 @@ class Migrator:
         if len(plan.load):
             reserved = self.table.reserve(layer, plan.load)
             transfer = self._worker.submit(self._work, layer, plan.load)
-            self._submitted += len(plan.load)
+            self._submitted += (len(plan.load), 1)
             self._pending[layer].append(Arrival(plan.load, reserved, transfer))
 
     def commit_arrived(self, layer: int, *, wait: bool = False) -> bool:
@@ -144,8 +152,7 @@ class Migrator:
             self.counts.link_bytes += len(kept) * self.store.record_bytes(layer)
             self.counts.io_ms += io_ms
             self._layer_ms[layer] += io_ms
-            measured = io_ms / len(kept)
-            self.ms_per_record += (0.1 if self.ms_per_record else 1.0) * (measured - self.ms_per_record)
+            self.cost.add(len(kept), io_ms)
             changed = True
         return changed
 
@@ -201,7 +208,7 @@ class Migrator:
         try:
             return self._send(layer, neurons)
         finally:
-            self._sent += len(neurons)
+            self._sent += (len(neurons), 1)
 
     def _send(self, layer: int, neurons: Int[np.ndarray, " n"]) -> tuple[UInt8[Array, "M nbytes"], float]:
         rows = next(length for length in self._lengths if length >= len(neurons))

@@ -20,7 +20,7 @@ from tiny_model import (
 from kairox_jax.balancing import POLICIES
 from kairox_jax.cli import main
 from kairox_jax.config import PlacementConfig, parse_link
-from kairox_jax.engine.link import EmulatedLink, Link, LinkClosed, make_link
+from kairox_jax.engine.link import EmulatedLink, Link, LinkClosed, LinkCost, make_link
 
 PROMPT = [40, 61, 7, 99, 12]
 # A record of the tiny model has 768 bytes; a step takes about a millisecond.
@@ -105,6 +105,39 @@ def test_closing_abandons_a_transfer() -> None:
     closer.join()
     with pytest.raises(LinkClosed):
         link.send(buffer(200))
+
+
+def test_the_cost_of_a_transfer_is_the_line_that_numpy_fits(rng: np.random.Generator) -> None:
+    sizes = rng.integers(1, 65, 12)
+    times = 0.5 + 0.02 * sizes + rng.normal(0, 0.01, 12)
+    cost = LinkCost([(int(n), float(ms)) for n, ms in zip(sizes, times, strict=True)])
+    slope, fixed = np.polyfit(sizes, times, 1)
+    assert (cost.ms_per_record, cost.fixed_ms) == pytest.approx((slope, fixed))
+
+
+def test_the_cost_follows_a_link_that_slows_down_but_no_single_outlier() -> None:
+    cost = LinkCost([(8, 0.5 + 8 * 0.01), (64, 0.5 + 64 * 0.01)])
+    cost.add(32, 1e6)
+    assert cost.fixed_ms + 32 * cost.ms_per_record < 4 * 0.82
+    for n in (8, 16, 32, 64) * 100:
+        cost.add(n, 2.0 + n * 0.1)
+    assert cost.ms_per_record == pytest.approx(0.1, rel=0.25) and cost.fixed_ms == pytest.approx(
+        2.0, rel=0.25
+    )
+
+
+def test_small_transfers_alone_do_not_make_records_dear() -> None:
+    """Only single records go for a long time: their time is the fixed part, as the first two sizes said."""
+    cost = LinkCost([(8, 0.5 + 8 * 0.01), (64, 0.5 + 64 * 0.01)])
+    for _ in range(300):
+        cost.add(1, 0.51)
+    assert cost.ms_per_record == pytest.approx(0.01, rel=0.1) and cost.fixed_ms == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("points", [[(8, 2.0), (64, 1.0)], [(8, 0.0), (64, 1.0)], [(8, 1.0)], []])
+def test_a_cost_is_never_negative(points: list[tuple[int, float]]) -> None:
+    cost = LinkCost(points)
+    assert cost.ms_per_record >= 0 and cost.fixed_ms >= 0
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from kairox_jax.balancing import POLICIES, Costs, Times, initial_residents, share_slots
 from kairox_jax.cli import main
 from kairox_jax.config import PlacementConfig
-from kairox_jax.engine.link import Link
+from kairox_jax.engine.link import Link, LinkCost
 from kairox_jax.engine.loading import build_policy
 from kairox_jax.engine.meter import Meter
 from kairox_jax.io.trace import TraceRecorder, read_trace
@@ -35,7 +35,7 @@ COSTS = LayerCosts(
     gpu_ms_second=0.0,
     cpu_ms_per_neuron=1 / 32,
     cpu_ms_fixed=1 / 8,
-    link_ms_fixed=0.0,
+    link_ms_fixed=1 / 4,
     link_ms_per_record=1 / 8,
     head_ms=8.0,  # in which all transfers of a step arrive
     record_bytes=4096.0,
@@ -44,6 +44,17 @@ COSTS = LayerCosts(
     dense_cpu_ms=1.0,
     dense_slots=1.0,
 )
+
+
+def transfer_ms(records: int) -> float:
+    return COSTS.link_ms_fixed + records * COSTS.link_ms_per_record
+
+
+class FixedCost(LinkCost):
+    """Stays as it was made: a refit would round."""
+
+    def add(self, records: int, ms: float) -> None:
+        assert ms == transfer_ms(records) == self.fixed_ms + records * self.ms_per_record
 
 
 class FixedMeter(Meter):
@@ -75,7 +86,7 @@ class FixedLink(Link):
 
     def send(self, gather: Any) -> Any:
         assert self.open.wait(15), "the test never opened the link"
-        return super().send(gather)[0], self.sizes.pop(0) * COSTS.link_ms_per_record
+        return super().send(gather)[0], transfer_ms(self.sizes.pop(0))
 
 
 class Watched:
@@ -83,6 +94,9 @@ class Watched:
 
     def __init__(self, policy: Any) -> None:
         self.policy, self.log = policy, []
+
+    def init(self, shape: Any, prior: Any) -> Any:
+        return self.policy.init(shape, prior)
 
     def plan(self, state: Any, layer: int, active: Any, resident: Any, costs: Costs) -> Any:
         seen = (np.flatnonzero(active).tolist(), np.flatnonzero(resident).tolist())
@@ -116,7 +130,7 @@ def run_engine(name: str, path: Path) -> tuple[list[Any], list[dict[str, Any]]]:
 
         hybrid.migrator.submit = watched_submit  # type: ignore[method-assign]
         hybrid.meter = FixedMeter(hybrid.meter.resident_ms)
-        hybrid.migrator.ms_per_record = COSTS.link_ms_per_record
+        hybrid.migrator.cost = FixedCost([(n, transfer_ms(n)) for n in (8, 16)])
         hybrid.migrator.take_counts()
         for at, token in enumerate(tokens.tolist()):
             link.open.set()
