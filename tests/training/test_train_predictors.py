@@ -66,6 +66,14 @@ def test_kill_and_devices_change_nothing(
 ) -> None:
     command = f"train-predictors tiny {text} {SETTINGS} --out {tmp_path}"
     killed = start(f"{command}/killed")
+    # Killed before anything else runs: left alone it would end while this process is at work.
+    work = tmp_path / "killed" / "predictors.work"
+    deadline = time.monotonic() + 240
+    while not [*work.glob("layer-001/step-*"), *work.glob("fit-001.npz")] and time.monotonic() < deadline:
+        assert killed.poll() is None, killed.communicate()
+        time.sleep(0.05)
+    killed.kill()
+    killed.communicate()
     devices = start(f"{command}/two", XLA_FLAGS="--xla_force_host_platform_device_count=2")
     assert kairox(f"{command}/whole") == 0
     whole = report_of(tmp_path / "whole")
@@ -77,13 +85,6 @@ def test_kill_and_devices_change_nothing(
     assert whole["modes"]["predicted"]["touched_frac"] == pytest.approx(0.54, abs=0.06)
     assert not (tmp_path / "whole" / "predictors.work").exists()
 
-    work = tmp_path / "killed" / "predictors.work"
-    deadline = time.monotonic() + 240
-    while not [*work.glob("layer-001/step-*"), *work.glob("fit-001.npz")] and time.monotonic() < deadline:
-        assert killed.poll() is None, killed.communicate()
-        time.sleep(0.05)
-    killed.kill()
-    killed.communicate()
     assert (work / "fit-000.npz").exists() and not (tmp_path / "killed" / "predictors_report.json").exists()
     before = (work / "fit-000.npz").stat().st_mtime_ns
     assert kairox(f"train-predictors tiny {text} {SETTINGS} --seed 1 --out {tmp_path}/killed") == 2
