@@ -101,7 +101,9 @@ class Hybrid:
             self.migrator.fill(layer, np.flatnonzero(resident).astype(np.int32))
             self._refresh(layer)
         self.meter = Meter(time_residents(self._run_alone, self.table.capacity))
+        self._is_warm = False  # what warms up is no text: no policy sees it
         self._warm_up()
+        self._is_warm = True
 
     def step(
         self, ids: Int[np.ndarray, " n"], start: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"]
@@ -166,7 +168,8 @@ class Hybrid:
             ready = perf_counter()
             if following is not None:  # transfers for the next layer start before this one's residual
                 following = np.asarray(following)
-                self._plan(layer + 1, _share_of(following), ahead=True)
+                if self._is_warm:
+                    self._plan(layer + 1, _share_of(following), ahead=True)
             y_host = self._residual(layer, h_host, chosen, run)
             done = perf_counter()
             run.masks.append(mask)

@@ -175,6 +175,14 @@ def test_the_next_layer_is_planned_before_it_runs(tmp_path: Path, monkeypatch: p
     assert all(count > 0 for kind, _, count in calls if kind == "plan")
 
 
+def test_warming_up_shows_a_policy_nothing(tmp_path: Path) -> None:
+    made(TINY, tmp_path, input="adjacent")
+    with tiny_engine(mode="predicted", policy="lru", gpu_cache_neurons=60, predictors=tmp_path) as engine:
+        hybrid_of(engine).settle()
+        assert hybrid_of(engine).migrator.take_counts().promotions == 0
+        assert hybrid_of(engine).num_resident == 0
+
+
 def test_what_cannot_be_honoured_is_refused(tmp_path: Path) -> None:
     made(MODELS / "opt", tmp_path / "opt", input="own")
     with pytest.raises(ValueError, match="no predictors are known.*train-predictors.*--mode exact"):
