@@ -171,3 +171,9 @@ def test_a_circle_within_a_rank_is_found():
 )
 def test_allowed_imports_pass(module, source):
     assert violations({module: (False, source)}) == []
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports test files by their base name: two alike stop the whole run."""
+    names = [path.name for path in Path(__file__).parent.rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))
