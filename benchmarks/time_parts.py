@@ -41,7 +41,7 @@ HOOKS = (
     Hook("output matrix", "hybrid.dense", "logits", wait_for=1),
     Hook("policy and moves", "hybrid", "_add_hits"),
     Hook("policy and moves", "hybrid", "_plan"),
-    Hook("policy and moves", "hybrid", "_give_feedback"),
+    Hook("policy and moves", "hybrid", "_feed_back"),
     Hook("policy and moves", "hybrid.migrator", "commit_arrived"),
     Hook("sampling and text", "sequence", "sample"),
     Hook("sampling and text", "sequence.TextStream", "push"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
@@ -126,9 +127,7 @@ class Hybrid:
         by_layer, times = self.meter.end_step(run, residual, self.migrator.take_layer_ms())
         active = users > 0
         share = None if len(ids) == 1 else (users / np.float32(len(ids)))
-        for layer, times_here in enumerate(by_layer):
-            self.state = self.policy.feedback(self.state, layer, times_here)
-        self.state = self.policy.feedback(self.state, None, times)
+        self._feed_back(by_layer, times)
         seen = active if share is None else share
         # A forecast of the next layer has planned all but the first; what the first will need is known least late now.
         for layer in range(1 if self._ahead else self.config.num_layers):
@@ -288,6 +287,12 @@ class Hybrid:
                 neurons = self.table.neuron_of[layer][slots]
                 users[layer, neurons] = counts[slots]
                 self.migrator.note_hits(layer, neurons)
+
+    def _feed_back(self, by_layer: Iterable[Times], times: Times) -> None:
+        """Tell the policy the times of each layer, then of the step."""
+        for layer, times_here in enumerate(by_layer):
+            self.state = self.policy.feedback(self.state, layer, times_here)
+        self.state = self.policy.feedback(self.state, None, times)
 
     def _plan(
         self, layer: int, active: Bool[np.ndarray, " F"] | Float[np.ndarray, " F"], *, ahead: bool
