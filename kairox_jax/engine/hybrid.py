@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
-from kairox_jax.balancing import Policy, initial_residents, share_slots
+from kairox_jax.balancing import Policy, Times, initial_residents, share_slots
 from kairox_jax.config import ModelConfig
 from kairox_jax.engine.counts import Pass, StepCounts
 from kairox_jax.engine.dense_part import DeviceDense
