@@ -70,6 +70,7 @@ def check_dense_settings(placement: PlacementConfig, sparsity: object) -> None:
         "anb_enable",
         "emulated_link",
         "host_callback",
+        "slot_format",
     )
     unused = [name for name in names if getattr(placement, name) != getattr(defaults, name)]
     unused += [] if sparsity is None else ["sparsity"]

@@ -97,6 +97,8 @@ def from_validation(errors: Any) -> ApiError:
         return ApiError(
             400, f"unknown or unsupported field {path!r}: leave it out", param=path, code="unknown_field"
         )
+    if not path and error["type"] == "value_error":  # fields that do not go together
+        return ApiError(400, str(error["ctx"]["error"]), code="invalid_value")
     if not path:
         return ApiError(
             400, f"the body must be a JSON object with Content-Type application/json: {error['msg']}"
