@@ -40,7 +40,7 @@ SlotArrays = tuple[Rows | ColumnCodes, ...]
 def resolve_slot_format(slot_format: str, platform: str) -> str:
     """Return "packed" or "float32"; "auto" is packed on accelerators, float32 on XLA's CPU backend.
 
-    On a CPU the packed products are slower (see docs/kernels.md), and there is no device memory to save.
+    On a CPU there is no device memory to save; which of the two is quicker there was not measured.
     """
     if slot_format != "auto":
         return slot_format
