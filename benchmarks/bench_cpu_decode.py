@@ -26,6 +26,7 @@ from benchmarks.tables import cpu_decode_report
 START = perf_counter()
 PEER = "llama.cpp"
 SLOTS = (0, 384, 768)
+RIVALS = ("dense", *(f"exact {slots}" for slots in SLOTS), "predicted 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +38,21 @@ class Settings:
         repeats: counted rounds.
         tokens: decode steps of a round.
         context: positions of every rival.
+        rivals: which of ``RIVALS`` take part.
     """
 
     model: str
     repeats: int
     tokens: int
     context: int
+    rivals: tuple[str, ...]
 
     def __post_init__(self) -> None:
         for name in ("repeats", "tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)} must be at least 1")
+        if not self.rivals or not set(self.rivals) <= set(RIVALS):
+            raise ValueError(f"--rivals {','.join(self.rivals)}: name one or more of {', '.join(RIVALS)}")
         if self.context < PREFILL_TOKENS + 64 + self.tokens:
             raise ValueError(
                 f"--context {self.context} is too small for {PREFILL_TOKENS} prompt tokens and {self.tokens} "
@@ -69,12 +74,13 @@ def start_rivals(settings: Settings) -> tuple[dict[str, RivalProcess], str | Non
     ours: dict[str, dict[str, Any]] = {"dense": {"mode": "dense", "slots": None}}
     ours |= {f"exact {slots}": {"mode": "exact", "slots": slots} for slots in SLOTS}
     ours["predicted 0"] = {"mode": "predicted", "slots": 0}
+    ours = {name: ours[name] for name in settings.rivals}
     rivals: dict[str, RivalProcess] = {}
     try:
         for name, what in ours.items():
             say(f"loading {name}")
             rivals[name] = RivalProcess("kairox", model=settings.model, context=settings.context, **what)
-        first = rivals["dense"].facts
+        first = rivals[settings.rivals[0]].facts
         missing = peer_missing(first["model_path"])
         if missing is None:
             say(f"loading {PEER}")
@@ -171,7 +177,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     begin, before = perf_counter(), machine.load_average()
     rivals, missing = start_rivals(settings)
     try:
-        encoder = rivals["dense"]
+        encoder = rivals[settings.rivals[0]]
         prompts = [encoder.ask("encode", text=text)["ids"] for text in PROMPTS]
         text = LONG_PROMPT
         while len(long_prompt := encoder.ask("encode", text=text)["ids"][:PREFILL_TOKENS]) < PREFILL_TOKENS:
@@ -236,6 +242,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--context", type=int, default=512, metavar="N", help="positions (default: %(default)s)"
     )
+    parser.add_argument(
+        "--rivals",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        default=list(RIVALS),
+        metavar="A,B",
+        help=f"which of our forms take part (default: {','.join(RIVALS)})",
+    )
     return parser
 
 
@@ -244,7 +257,13 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     try:
         model = str(Path(args.model).resolve()) if Path(args.model).exists() else args.model
-        settings = Settings(model=model, repeats=args.repeats, tokens=args.tokens, context=args.context)
+        settings = Settings(
+            model=model,
+            repeats=args.repeats,
+            tokens=args.tokens,
+            context=args.context,
+            rivals=tuple(args.rivals),
+        )
         record = measure(settings)
     except ValueError as error:
         print(f"bench_cpu_decode: error: {error}", file=sys.stderr)

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 Rule = Literal["silu", "relu", "relu2", "fatrelu", "drelu"]
 RULES: tuple[str, ...] = get_args(Rule)
 THRESHOLD_RULES = ("silu", "fatrelu")
+# "silu" is continuous: from the threshold t on, z counts with min(|z|, RAMP_SLOPE (|z| - t)), whole from 1.5 t on.
+RAMP_SLOPE = 3.0
 
 
 def check_rule(rule: str, *, gated: bool, threshold: object) -> None:
@@ -56,13 +58,16 @@ def rule_value(rule: str, gate: jax.Array | None, up: jax.Array, threshold: jax.
         rule: one of ``RULES``.
         gate: gate products (float32), or None for an ungated model.
         up: up products, same shape.
-        threshold: scalar float32; read by "silu" (|z| > threshold) and "fatrelu" (first product > threshold).
+        threshold: scalar float32; read by "silu" (|z| > threshold, in part up to 1.5 of it) and "fatrelu"
+            (first product > threshold).
     """
     first = up if gate is None else gate
     if rule == "silu":
         value = first * jax.nn.sigmoid(first)
         value = value if gate is None else value * up
-        return jnp.where(jnp.abs(value) > threshold, value, 0.0)
+        size = jnp.abs(value)
+        part = jnp.minimum(size, RAMP_SLOPE * (size - threshold))
+        return jnp.where(size > threshold, jnp.where(value < 0, -part, part), 0.0)
     value = first * first if rule == "relu2" else first
     if gate is not None:
         value = value * (jnp.maximum(up, 0.0) if rule == "drelu" else up)

@@ -54,6 +54,10 @@ def test_info_of_an_orbax_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["convert", "{model}", "{model}"], "exists: give --force"),
         (["convert", "{model}", "{out}", "--quantize", "q5"], "--quantize: 'q5' is not one of keep, f32"),
         (["convert", "{model}", "{out}", "--to", "onnx"], "--to: 'onnx' is not one of orbax, gguf"),
+        (
+            ["convert", "{model}", "{out}.gguf", "--to", "orbax"],
+            "--to orbax writes a folder, this names a GGUF file",
+        ),
         (["convert", "{model}"], "DST"),
         (["convert", "nowhere.gguf", "{out}"], "nowhere.gguf: no such file or folder"),
         (["convert", "{file}/x", "{out}"], "no such file or folder"),

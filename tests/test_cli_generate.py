@@ -359,6 +359,6 @@ def test_help_names_every_variable(capsys):
 
 def test_unknown_command_and_no_command(capsys):
     assert main(["no-such"]) == 2
-    assert "invalid choice: 'no-such'" in capsys.readouterr().err
+    assert "there is no command no-such: choose from generate" in capsys.readouterr().err
     assert main([]) == 0
     assert "generate" in capsys.readouterr().out

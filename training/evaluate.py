@@ -18,7 +18,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from kairox_jax.io.predictors import Predictors
-from kairox_jax.models import Decoder, load_predictor, normalise
+from kairox_jax.models import Decoder, load_predictor, normalise, over_threshold
 from training.forward import ROWS
 from training.measure import batches
 from training.predictor_data import block_parts
@@ -83,7 +83,7 @@ def _layer(
     after, z, _ = block_parts(block, x)
     down = block.ffn.w_down[...]
     part = jnp.abs(z) * jnp.linalg.norm(down, axis=1)[None, None, :]
-    active = jnp.abs(z) > jnp.maximum(threshold, 0)
+    left, active = over_threshold(z, jnp.maximum(threshold, 0))
     if rule == "predicted":
         given = jnp.where(source == 1, after, x) if before is None else before
         touched = nnx.merge(predictor_graph, predictor)(given) >= cut
@@ -93,7 +93,7 @@ def _layer(
         touched = jax.random.uniform(key, z.shape) < cut
     else:
         touched = active if rule == "active" else jnp.ones(z.shape, bool)
-    y = jnp.where(touched, z, 0) @ down
+    y = (left if rule == "active" else jnp.where(touched, z, 0)) @ down
     if block.ffn.b_down is not None:
         y = y + block.ffn.b_down[...][None, None, :]
     counted = jnp.where(threshold < 0, -1.0, active.astype(jnp.float32))

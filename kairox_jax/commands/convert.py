@@ -83,6 +83,10 @@ def run(args: argparse.Namespace, engine_api: Any | None = None) -> int:
     from kairox_jax.models import find_sparsity
 
     target = Path(args.target).expanduser()
+    if args.to == "orbax" and target.suffix == ".gguf":
+        raise ValueError(
+            f"{target}: --to orbax writes a folder, this names a GGUF file: leave out --to, or the ending"
+        )
     source = open_checkpoint(args.source)
     with _Progress(quiet=args.quiet, name=target.name) as progress:
         job = Conversion(
@@ -205,4 +209,5 @@ class _Progress:
             self._bar.update(written - self._bar.n)
         elif (tenths := written * _LINES // max(1, total)) > self._tenths:
             self._tenths = tenths
-            self.note(f"{self._name}: {written / 1e6:.0f} of {total / 1e6:.0f} MB written")
+            digits = 0 if total >= 100e6 else 1 if total >= 1e6 else 3
+            self.note(f"{self._name}: {written / 1e6:.{digits}f} of {total / 1e6:.{digits}f} MB written")

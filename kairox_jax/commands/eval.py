@@ -105,7 +105,7 @@ def add_to(subparsers: Any) -> None:
     parser.add_argument(
         "text", metavar="TEXT", nargs="*", help="UTF-8 text files; the ending tells code and JSON"
     )
-    add_flags(parser, {"options": FLAGS})
+    add_flags(parser, {"evaluation": FLAGS})
     parser.set_defaults(run=run)
 
 

@@ -6,6 +6,7 @@ A flag on the command line wins over ``KAIROX_<NAME>``, which wins over the defa
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -59,6 +60,10 @@ class Parser(argparse.ArgumentParser):
         """Raise ``message`` with the place to look it up."""
         if "expected one argument" in message:
             message += " (a text that begins with a dash goes after '=', as in --prompt=-x)"
+        if found := re.match(r"argument COMMAND: invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            near = get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            message = f"there is no command {found[1]!r}: {hint}choose from {found[2]}".replace("'", "")
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
 
@@ -168,7 +173,8 @@ def _default_text(flag: Flag) -> str:
         return "default on; " if flag.default else ""
     if flag.default is None or flag.default == ():
         return ""
-    return f"default {flag.default}; "
+    default = ",".join(map(str, flag.default)) if isinstance(flag.default, tuple) else flag.default
+    return f"default {default}; "
 
 
 def _convert(flag: Flag, source: str, text: Any) -> Any:

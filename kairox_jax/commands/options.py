@@ -33,7 +33,7 @@ MODEL = (
         names=("-m", "--model"),
         metavar="MODEL",
         default=DEFAULT_MODEL,
-        help="a name for 'kairox pull', a GGUF file, or a Hugging Face repository",
+        help="a name for 'kairox pull', a GGUF file, a folder (Hugging Face or Orbax), or a Hugging Face repository",
     ),
     Flag(
         dest="ctx_size",

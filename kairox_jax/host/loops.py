@@ -17,6 +17,7 @@ from kairox_jax.host.rules import Rule
 _MARK_F32, _FIRST_COLUMN = rows.MARK_F32, decode.FIRST_COLUMN
 
 _MAX_PENDING = columns.MAX_NEURONS
+_RAMP_SLOPE = np.float32(3)  # as models.rules.RAMP_SLOPE: a value counts in part up to 1.5 thresholds
 _SILU, _RELU2, _FATRELU, _DRELU = int(Rule.SILU), int(Rule.RELU2), int(Rule.FATRELU), int(Rule.DRELU)
 
 
@@ -36,7 +37,11 @@ def _value(rule, threshold, gate, up, gated):
         z = driver / (np.float32(1) + np.float32(math.exp(-driver)))
         if gated:
             z *= up
-        return z, not abs(z) <= threshold
+        size = abs(z)
+        part = _RAMP_SLOPE * (size - threshold)
+        if part < size:
+            z = np.float32(math.copysign(part, z))
+        return z, not size <= threshold
     if not gated:
         return (up * up if rule == _RELU2 else up), True
     if rule == _DRELU:

@@ -33,7 +33,9 @@ def residual_ffn(
     is_gated = weights.shape[1] == 3
     if rule == Rule.SILU:
         values = gate / (1 + np.exp(-gate)) * (up if is_gated else 1)
-        mask = np.abs(values) > threshold
+        size = np.abs(values)
+        mask = size > threshold
+        values = np.sign(values) * np.minimum(size, (size - threshold) * 3)
     else:
         mask = gate > (threshold if rule == Rule.FATRELU else 0)
         values = gate * up if is_gated else gate

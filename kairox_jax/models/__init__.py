@@ -21,7 +21,7 @@ from kairox_jax.models.load import (
 )
 from kairox_jax.models.norm import Norm, layer_norm, normalise, rms_norm
 from kairox_jax.models.predictor import Predictor, host_scores, load_predictor
-from kairox_jax.models.rules import neuron_values
+from kairox_jax.models.rules import neuron_values, over_threshold
 from kairox_jax.models.streamed import streamed_logits
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "load_predictor",
     "neuron_values",
     "normalise",
+    "over_threshold",
     "predicted_thresholds",
     "resolve_thresholds",
     "rms_norm",

@@ -44,7 +44,8 @@ def gather_gate_up(
         up: up rows of the slots, like ``gate``.
         slots: int32 [K], distinct; entries outside 0..C-1 are skipped. None selects by ``valid``.
         n: int32 scalar on the device: how many entries of ``slots`` count (0..K).
-        rule: one of ``RULES``: "silu", z = silu(g) u kept where |z| > threshold; "relu", relu(g) u;
+        rule: one of ``RULES``: "silu", z = silu(g) u where |z| > threshold, with the size
+            min(|z|, 3 (|z| - threshold)); "relu", relu(g) u;
             "relu2", relu(g)^2 u; "fatrelu", g u where g > threshold; "drelu", relu(g) relu(u).
             Ungated: the rule of the up product alone.
         threshold: number or float32 scalar array for "silu" and "fatrelu"; None or 0.0 for the others.

@@ -42,7 +42,8 @@ def gather_gate_up_reference(
     other = jnp.ones_like(u) if gate is None else u
     if rule == "silu":
         z = g / (1.0 + jnp.exp(-g)) * other
-        z = z * (abs(z) > threshold)
+        excess = jnp.clip(abs(z) - threshold, 0)
+        z = jnp.sign(z) * jnp.minimum(abs(z), 3 * excess)
     elif rule == "relu":
         z = jax.nn.relu(g) * other
     elif rule == "relu2":

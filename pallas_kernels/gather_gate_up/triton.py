@@ -154,7 +154,9 @@ def _value(first, up, threshold, RULE: tl.constexpr, GATED: tl.constexpr):
         else:
             value = value * up
     if RULE == "silu":
-        value = tl.where(tl.abs(value) > threshold, value, 0.0)
+        size = tl.abs(value)
+        part = tl.minimum(size, 3.0 * (size - threshold))
+        value = tl.where(size > threshold, tl.where(value < 0, -part, part), 0.0)
     else:
         value = tl.where(first > threshold, value, 0.0)
     return value

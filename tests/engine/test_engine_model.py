@@ -16,7 +16,7 @@ from kairox_jax.config import GenerationConfig, PlacementConfig
 from kairox_jax.engine import Engine
 from kairox_jax.engine import engine as engine_module
 from kairox_jax.engine.whole import Whole
-from kairox_jax.io import Sparsity, open_checkpoint, save_sparsity, shipped_sparsity
+from kairox_jax.io import open_checkpoint, shipped_sparsity
 from kairox_jax.models import load_decoder
 
 pytestmark = pytest.mark.model
@@ -24,8 +24,7 @@ CASES = json.loads((Path(__file__).parents[1] / "data/smollm2_greedy.json").read
 NUM_LAYERS, NUM_NEURONS = 30, 1536
 CONTEXT = 256
 GREEDY = GenerationConfig(max_tokens=12, temperature=0, ignore_eos=True)
-TOLERANCE = 2e-5  # relative; measured: 7e-6
-SHORT_TEXT = CASES[0]["prompt_ids"] + CASES[0]["greedy_ids"][:8]
+TOLERANCE = 1e-4  # relative; measured: 2e-5
 
 
 @contextmanager
@@ -101,43 +100,37 @@ def test_replay_12_exact_gives_the_same_tokens_while_neurons_move(
         assert stats.hits > 0 and stats.residual > 0
 
 
-@pytest.fixture(scope="module")
-def clear_cut(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """Thresholds without a value near them, and the Flax modules' logits [T, V] of ``SHORT_TEXT`` with them.
+# With a step at the thresholds, the first token of this text moved the logits by 0.9 where a neuron (layer 18, 1258)
+# lay within 1e-6 of its threshold.
+NEAR_THRESHOLD = "The cat sat on a mat, and the cat was watching a movie. The movie was about a dog"
 
-    The function jumps at a threshold: with the shipped ones, one value of |z| 6e-7 above its threshold moved
-    the logits by 2 %. So each threshold goes to the middle of the widest gap within 2 % of the shipped one.
-    """
+
+@pytest.fixture(scope="module")
+def flax_logits(default_model: Path) -> tuple[list[int], np.ndarray]:
+    """Token ids, and the logits after each by the thresholded Flax modules, [T, V]."""
     checkpoint = open_checkpoint(default_model)
-    shipped = shipped_sparsity(checkpoint)
-    assert shipped is not None
-    decoder, limits = load_decoder(checkpoint), []
-    x, start = decoder.embed[...][jnp.array([SHORT_TEXT])], jnp.zeros(1, jnp.int32)
-    for layer, block in enumerate(decoder.blocks):
-        x = x + block.attention(x, start)[0]
-        z = np.asarray(block.ffn.values(block.ffn.normalise(x))[0])
-        sizes, nominal = np.sort(np.abs(z).ravel()), shipped.thresholds[layer]
-        near = sizes[np.abs(sizes / nominal - 1) < 0.02]
-        widest = int(np.argmax(np.diff(near)))
-        limits.append(np.float32(near[widest : widest + 2].mean()))
-        assert np.abs(sizes / limits[-1] - 1).min() > 2e-5
-        x = x + jnp.where(np.abs(z) > limits[-1], z, 0) @ block.ffn.w_down[...]
-    folder = tmp_path_factory.mktemp("clear-cut")
-    save_sparsity(folder, Sparsity(np.array(limits), shipped.frequency, shipped.meta))
-    return folder, np.asarray(decoder.logits(x))[0]
+    sparsity = shipped_sparsity(checkpoint)
+    assert sparsity is not None
+    ids = checkpoint.tokenizer().encode(NEAR_THRESHOLD, add_bos=False)
+    return ids, np.asarray(load_decoder(checkpoint, sparsity.thresholds.tolist())(jnp.array([ids]))[0])
 
 
 @pytest.mark.parametrize("dense_part", DENSE_PARTS)
+@pytest.mark.parametrize("slots", [0, NUM_NEURONS // 4, NUM_NEURONS])
 def test_exact_logits_are_those_of_the_thresholded_function(
-    default_model: Path, dense_part: str, clear_cut: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
+    default_model: Path,
+    dense_part: str,
+    slots: int,
+    flax_logits: tuple[list[int], np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prompt, (folder, flax_logits) = len(CASES[0]["prompt_ids"]), clear_cut
+    ids, want = flax_logits
     monkeypatch.setattr(engine_module, "HostDense", DENSE_PARTS[dense_part])
-    with opened(default_model, sparsity=folder, gpu_cache_neurons=NUM_NEURONS // 2) as engine:
+    with opened(default_model, gpu_cache_neurons=slots) as engine:
         assert hybrid_of(engine).dense.name in ("device", "host kernels")
-        got = all_logits(engine, SHORT_TEXT, prompt=prompt)
-        counts = run_step(engine, 30, len(SHORT_TEXT))[1]
-    for step, (one, want) in enumerate(zip(got, flax_logits[prompt - 1 :], strict=True)):
-        assert relative_error(one, want) < TOLERANCE, f"step {step}"
+        got = all_logits(engine, ids, prompt=1)
+        counts = run_step(engine, 30, len(ids))[1]
+    for step, (one, other) in enumerate(zip(got, want, strict=True)):
+        assert relative_error(one, other) < TOLERANCE, f"step {step}"
     assert (counts.hits + counts.residual == counts.active.sum(axis=1)).all()
     assert 0.2 < counts.active.mean() < 0.7

@@ -47,7 +47,9 @@ def clear_cut(
         distance = np.abs(gate - threshold)
     elif rule == Rule.SILU:
         factor = up if records.shape[1] == 3 else 1
-        distance = np.abs(np.abs(gate / (1 + np.exp(-gate)) * factor) - threshold)
+        distance = np.abs(gate / (1 + np.exp(-gate)) * factor) - threshold
+        # Just over the threshold a value is a small difference, which rounding changes in part.
+        distance = np.where(distance > 0, distance - threshold / 10, -distance)
     return np.flatnonzero((distance > 1e-5).all(axis=-1))[::-1].astype(np.int32)
 
 
@@ -68,12 +70,35 @@ def run(x, records, biases, ids, n, rule, threshold, layout=None):
 def test_ffn_matches_float64(rng, num: int, batch: int, rows: int, rule: Rule, biased: bool) -> None:
     x, records, biases = layer(rng, batch, num, rows, biased)
     ids = clear_cut(x, records, biases, rule, 0.1)
-    assert ids.size > NUM_NEURONS * 0.9
+    assert ids.size > NUM_NEURONS * 0.8
     for n in (0, 1, 37, ids.size):
         out, want, active = run(x, records, biases, ids, n, rule, 0.1)
         assert relative_error(out, want) <= TOLERANCE
         assert (active[:, n:] == 7).all(), "nothing is written beyond n"
     assert 0.05 < active.mean() < 0.95, "the case must hold both active and inactive neurons"
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("rows", [2, 3])
+def test_silu_values_just_over_the_threshold_count_in_part(rng, batch: int, rows: int) -> None:
+    x, records, _ = layer(rng, batch, 64, rows, False)
+    x, records = (
+        np.abs(x),
+        np.abs(records),
+    )  # no cancellation: the values lie close together, and many in the ramp
+    ids = np.arange(NUM_NEURONS, dtype=np.int32)
+    z = (x @ records[:, 0].T) * (1 if rows == 2 else x @ records[:, 1].T)
+    threshold = float(np.float32(np.median(z) / 1.25))
+    out, active = np.empty(x.shape, np.float32), np.empty((batch, ids.size), np.uint8)
+    wants = []
+    for slope in (3, 1e9):  # with and without the ramp
+        gate, up = np.float64(x) @ np.float64(records[:, 0]).T, np.float64(x) @ np.float64(records[:, -2]).T
+        values = gate / (1 + np.exp(-gate)) * (1 if rows == 2 else up)
+        values = np.clip(slope * (values - threshold), 0, values)
+        wants.append(values @ np.float64(records[:, -1]))
+    residual_ffn(x, records, None, ids, ids.size, Rule.SILU, threshold, out, active)
+    assert relative_error(out, wants[0]) <= 5 * TOLERANCE
+    assert relative_error(out, wants[1]) > 1e-3, "some values must lie in the ramp"
 
 
 @pytest.mark.parametrize(("name", "num"), [case for case in CASES if case[0] != "f32"])

@@ -26,9 +26,12 @@ def thresholded_forward(
     def ffn(config: object, w: dict[str, np.ndarray], x: np.ndarray, kept: np.ndarray) -> np.ndarray:
         gate = x @ w["w_gate"].T
         values = gate / (1 + np.exp(-gate)) * (x @ w["w_up"].T)
-        drop = np.abs(values) <= thresholds[next(layer)]
-        left_out.append(drop.mean())
-        return np.where(drop, 0, values) * kept @ w["w_down"]
+        threshold = thresholds[next(layer)]
+        size = np.abs(values)
+        left_out.append((size <= threshold).mean())
+        # Just over the threshold a value counts in part.
+        part = np.where(size < threshold * 1.5, np.maximum(size - threshold, 0) * 3, size)
+        return np.copysign(part, values) * kept @ w["w_down"]
 
     monkeypatch.setattr(numpy_reference, "_ffn", ffn)
     return numpy_reference.forward(checkpoint, ids), left_out

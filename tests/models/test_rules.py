@@ -19,11 +19,10 @@ def expected(gate: np.ndarray | None, up: np.ndarray, rule: str, threshold: floa
     factor = np.ones_like(up) if gate is None else up
     if rule == "silu":
         z = driver / (1 + np.exp(-driver)) * factor
-        return (
-            (z, z == z)
-            if threshold is None
-            else (np.where(np.abs(z) > threshold, z, 0), np.abs(z) > threshold)
-        )
+        if threshold is None:
+            return z, z == z
+        size = np.interp(np.abs(z), [threshold, threshold * 1.5, 1e9], [0, threshold * 1.5, 1e9])
+        return np.copysign(size, z), np.abs(z) > threshold
     if rule == "relu":
         return np.maximum(driver, 0) * factor, driver > 0
     if rule == "relu2":
@@ -48,6 +47,25 @@ def test_values_and_masks(rule: str, gated: bool, pair: np.ndarray, threshold: f
     want, mask = expected(gate, up, rule, threshold)
     np.testing.assert_array_equal(active, mask)
     np.testing.assert_allclose(z, want, rtol=1e-5, atol=1e-6)
+
+
+def test_silu_values_are_continuous_at_their_threshold() -> None:
+    """Rounding must not decide whether a neuron counts: placements would give different text."""
+    up = np.linspace(0.9, 1.2, 100_001, dtype=np.float32)
+    z, active = neuron_values(np.ones_like(up), up, "silu", 0.75)
+    assert 0 < np.count_nonzero(active) < len(up)
+    whole = up / (1 + np.exp(-1))
+    # a step would jump by 0.75; the ramp is 3 times as steep as the values
+    assert np.abs(np.diff(z)).max() < 4 * np.diff(whole).max()
+
+
+@pytest.mark.parametrize("threshold", [0.0, -1.0])
+def test_a_threshold_that_all_exceed_changes_nothing(threshold: float) -> None:
+    pair = np.random.default_rng(0).normal(size=(2, 1000)).astype(np.float32)
+    whole, _ = neuron_values(*pair, "silu", None)
+    z, active = neuron_values(*pair, "silu", threshold)
+    assert np.asarray(active).all()
+    np.testing.assert_array_equal(z, whole)
 
 
 def test_refusals() -> None:

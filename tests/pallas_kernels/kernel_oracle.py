@@ -126,7 +126,9 @@ def one_value(rule: str, g: float | None, u: float, threshold: float) -> float:
     first, second = (u, 1.0) if g is None else (g, u)
     if rule == "silu":
         z = first / (1 + np.exp(-first)) * second
-        return z if abs(z) > threshold else 0.0
+        if abs(z) <= threshold:
+            return 0.0
+        return z if abs(z) >= threshold * 1.5 else np.sign(z) * (abs(z) - threshold) * 3
     if rule == "fatrelu":
         return first * second if first > threshold else 0.0
     if first <= 0:

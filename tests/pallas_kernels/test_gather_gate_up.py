@@ -61,6 +61,20 @@ def test_list_equals_float64(case: GateUpCase, options: dict, rng: np.random.Gen
     check(call(inputs, case, threshold, **options), oracle.gate_up(inputs, case.rule, threshold), case.dtype)
 
 
+@pytest.mark.parametrize("options", oracle.IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", ["silu", "silu-ungated"])
+def test_values_just_over_the_threshold_count_in_part(name: str, options: dict, rng: np.random.Generator):
+    case = next(case for case in CASES if case.name == name)
+    inputs, _ = drawn(case, rng)
+    whole = np.abs(oracle.gate_up(inputs, case.rule, 0.0))
+    threshold = float(np.median(whole[whole > 0])) / 1.25  # the median lies half way up
+    expected = oracle.gate_up(inputs, case.rule, threshold)
+    in_part = (expected != 0) & (np.abs(expected) < whole)
+    assert in_part.any()
+    out = np.asarray(call(inputs, case, threshold, **options))
+    assert oracle.relative_error(out, expected) <= 5 * oracle.TOLERANCES[case.dtype]
+
+
 MASKED = ("silu", "relu", "fatrelu-ungated", "ragged-tail", "biases", "q8_0")
 
 

@@ -35,7 +35,11 @@ def reference(decoder: Decoder, ids: np.ndarray, thresholds: np.ndarray | None) 
         h = np.asarray(block.ffn.normalise(x), np.float64)
         gate, up = (h @ np.asarray(w[...], np.float64).T for w in (block.ffn.w_gate, block.ffn.w_up))
         z = gate / (1 + np.exp(-gate)) * up
-        kept = z if thresholds is None else np.where(np.abs(z) > thresholds[layer], z, 0)
+        if thresholds is None:
+            kept = z
+        else:
+            over = np.abs(z) - thresholds[layer]
+            kept = np.sign(z) * np.clip(3 * over, 0, np.abs(z))
         values.append(z)
         x = x + jnp.asarray(kept @ np.asarray(block.ffn.w_down[...], np.float64), jnp.float32)
     logits = np.asarray(decoder.logits(x), np.float64)[:, :-1]
