@@ -81,10 +81,12 @@ def test_a_process_tells_its_own_error_and_its_end(default_model):
 
 def test_settings_and_command_line_errors(capsys):
     with pytest.raises(ValueError, match="--tokens 0"):
-        Settings(model="m", repeats=1, tokens=0, context=512)
+        Settings(model="m", repeats=1, tokens=0, context=512, rivals=("dense",))
     assert main(["--context", "300"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "--context 300" in error
+    assert main(["--rivals", "dense,fast"]) == 2
+    assert "--rivals dense,fast: name one or more of dense, exact 0" in capsys.readouterr().err
 
 
 def test_help_says_how_to_build_the_peer(capsys):
