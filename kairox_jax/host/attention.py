@@ -16,7 +16,7 @@ from numba import prange
 from kairox_jax.config import ModelConfig
 from kairox_jax.host import rows, threads
 from kairox_jax.host.compile import kernel
-from kairox_jax.host.loops import _matvec_chunk as product_rows
+from kairox_jax.host.loops import matvec_chunk, prepare
 from kairox_jax.quant import PackedRows
 
 ROWS_PER_CHUNK = 48
@@ -83,11 +83,13 @@ def _attend(query, keys, values, scores, out):
 
 
 @kernel(parallel=True)
-def _product(x, matrix, mark, out):
-    """Write x [B, num] times the rows of a packed matrix to out [B, rows]."""
-    num_rows = matrix.shape[0]
+def _product(x, inputs, matrix, mark, width, out):
+    """Write x [B, num] times the rows of a packed matrix to out [B, rows]; ``inputs`` is scratch."""
+    num, num_rows = x.shape[1], matrix.shape[0]
+    prepare(x, mark, width, inputs)
     for c in prange((num_rows + ROWS_PER_CHUNK - 1) // ROWS_PER_CHUNK):
-        product_rows(x, matrix, mark, c * ROWS_PER_CHUNK, min((c + 1) * ROWS_PER_CHUNK, num_rows), out)
+        last = min((c + 1) * ROWS_PER_CHUNK, num_rows)
+        matvec_chunk(inputs, num, matrix, mark, width, c * ROWS_PER_CHUNK, last, out)
 
 
 @kernel(parallel=True)
@@ -111,12 +113,12 @@ def _attend_all(qkv, keys, values, cache_rows, positions, window, scores, mixed)
 @kernel()
 def _front(
     x, norm, norm_bias, ffn_norm, ffn_norm_bias, eps, parallel_block, wqkv, wqkv_mark, bqkv, wo, wo_mark, bo,
-    cos, sin, keys, values, cache_rows, positions, window, h, qkv, mixed, scores, attended,
+    cos, sin, keys, values, cache_rows, positions, window, width, inputs, h, qkv, mixed, scores, attended,
 ):  # fmt: skip
     batch, kv_heads, size = x.shape[0], keys.shape[1], keys.shape[3]
     heads = mixed.shape[1] // size
     _norm(x, norm, norm_bias, eps, h)
-    _product(h, wqkv, wqkv_mark, qkv)
+    _product(h, inputs, wqkv, wqkv_mark, width, qkv)
     _add(bqkv, qkv)
     for b in range(batch):
         for head in range(heads + kv_heads):
@@ -127,7 +129,7 @@ def _front(
             first += kv_heads * size
             values[cache_rows[b], head, positions[b]] = qkv[b, first : first + size]
     _attend_all(qkv, keys, values, cache_rows, positions, window, scores, mixed)
-    _product(mixed, wo, wo_mark, attended)
+    _product(mixed, inputs, wo, wo_mark, width, attended)
     _add(bo, attended)
     if parallel_block:
         _norm(x, ffn_norm, ffn_norm_bias, eps, h)
@@ -172,10 +174,13 @@ class HostAttention:
         config: sizes of the model.
         batch: B, the most sequences in a step.
         length: S, positions of a cache.
+        activations: of the products with packed rows; as for ``kernels.matvec``.
     """
 
-    def __init__(self, config: ModelConfig, *, batch: int, length: int) -> None:
-        self.config, self.batch = config, batch
+    def __init__(self, config: ModelConfig, *, batch: int, length: int, activations: str = "float32") -> None:
+        self.config, self.batch, self.activations = config, batch, activations
+        widest = max(config.d_model, config.num_heads * config.head_dim)
+        self._inputs = np.empty(rows.prepared_floats(widest, len(rows.width_of(batch))), np.float32)
         heads = config.num_heads + 2 * config.num_kv_heads
         self._qkv = np.empty((batch, heads * config.head_dim), np.float32)
         self._mixed = np.empty((batch, config.num_heads * config.head_dim), np.float32)
@@ -213,9 +218,9 @@ class HostAttention:
             _front(
                 x, weights.norm, weights.norm_bias, weights.ffn_norm, weights.ffn_norm_bias,
                 np.float32(self.config.norm_eps), self.config.parallel_block,
-                weights.wqkv.data, rows.MARKS[weights.wqkv.format], weights.bqkv,
-                weights.wo.data, rows.MARKS[weights.wo.format], weights.bo,
-                cos, sin, keys, values, cache_rows, positions, self._window,
+                weights.wqkv.data, rows.mark_of(weights.wqkv.format, self.activations), weights.bqkv,
+                weights.wo.data, rows.mark_of(weights.wo.format, self.activations), weights.bo,
+                cos, sin, keys, values, cache_rows, positions, self._window, rows.width_of(n), self._inputs,
                 self._h[:n], self._qkv[:n], self._mixed[:n], self._scores, self._attended[:n],
             )  # fmt: skip
         return self._h[:n]
