@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import set_num_threads, types
 from numba.extending import intrinsic
 
-from kairox_jax.host import loops, rows, threads
+from kairox_jax.host import crew, loops, rows, threads
 from kairox_jax.host.compile import kernel
 
 TARGET = "kairox_host_ffn"
@@ -160,7 +160,8 @@ def _run(frame, mark, width, down_mark):
     inputs = np.empty(padded * len(width), np.float32)
     loops.ffn(
         x, inputs, records, row[GATED] != 0, mark, width, down_mark, row[ROW_BYTES], biases, scales, minima, ids, chunk,
-        row[RULE], limit, partials, y, active,
+        row[RULE], limit, partials, y, active, np.empty(2 * crew.STAGE_BYTES // 8, np.int64),
+        row[THREADS],
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int32, UInt8
 
 from kairox_jax.config import HOST_ACTIVATIONS
-from kairox_jax.host import decode, loops, rows, threads
+from kairox_jax.host import crew, decode, loops, rows, threads
 from kairox_jax.host.rules import GATED_ONLY, Rule
 from kairox_jax.quant.columns import BLOCK, COLUMN_FORMATS, SharedScales, padded_columns
 from kairox_jax.quant.formats import PackedRows, block_format
@@ -29,6 +29,7 @@ _NO_TABLE = np.empty((0, 0), np.uint16)
 _NO_TABLE.flags.writeable = False
 
 _scratch: dict[str, np.ndarray] = {}
+_counters = np.zeros(2 * crew.STAGE_BYTES // 8, np.int64)  # of the owner, as its scratch
 
 
 def _aligned(name: str, *shape: int) -> np.ndarray:
@@ -151,12 +152,12 @@ class LayerFfn:
                 f"active is {active.dtype} {active.shape}: expected uint8 [{batch}, at least {n}]"
             )
         width, chunk = rows.width_of(batch), chunk_of(n)
-        with threads.own(num_threads):
+        with threads.own(1 if n * self.record_bytes < SERIAL_BYTES else num_threads) as helpers:
             partials = _aligned("partial", -(-n // chunk), len(width), self._padded)
             inputs = _aligned("inputs", rows.prepared_floats(self.num, len(width)))
-            run = loops.ffn_serial if n * self.record_bytes < SERIAL_BYTES else loops.ffn
-            run(
-                x, inputs, *self._before, width, *self._weights, ids[:n], chunk, *self._rule, partials, out, active
+            loops.ffn(
+                x, inputs, *self._before, width, *self._weights, ids[:n], chunk, *self._rule, partials, out, active,
+                _counters, helpers,
             )  # fmt: skip
 
 
@@ -265,7 +266,6 @@ def matvec(
         raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
     _check_floats("out", out, (batch, raw.shape[0]))
     mark, width = rows.mark_of(format, _checked(activations)), rows.width_of(batch)
-    with threads.own():
-        run = loops.matvec_serial if raw.size < SERIAL_BYTES else loops.matvec
+    with threads.own(1 if raw.size < SERIAL_BYTES else None) as helpers:
         inputs = _aligned("inputs", rows.prepared_floats(num, len(width)))
-        run(x, inputs, raw, mark, width, max(16, -(-raw.shape[0] // 64)), out)
+        loops.matvec(x, inputs, raw, mark, width, max(16, -(-raw.shape[0] // 64)), out, _counters, helpers)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import prange
 
-from kairox_jax.host import columns, decode, rows
+from kairox_jax.host import columns, crew, decode, rows
 from kairox_jax.host.compile import kernel
 from kairox_jax.host.rules import Rule
 
@@ -143,41 +143,43 @@ def prepare(x, mark, width, inputs):
     rows.prepare(mark, width, x.ctypes.data, x.shape[0], x.shape[1], inputs.ctypes.data)
 
 
+@kernel()
+def _ffn_share(
+    inputs, batch, num, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids, chunk, rule,
+    threshold, partials, out, active, counters,
+):  # fmt: skip
+    """One thread's share: sums over chunks of neurons, then the sum of these, token by token."""
+    chunks = partials.shape[0]
+    c = crew.take(counters, 0)
+    while c < chunks:
+        _ffn_chunk(
+            inputs, batch, num, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima,
+            ids, c * chunk, min((c + 1) * chunk, ids.shape[0]), rule, threshold, partials[c], active,
+        )  # fmt: skip
+        crew.finish(counters, 0)
+        c = crew.take(counters, 0)
+    crew.wait(counters, 0, chunks)
+    b = crew.take(counters, 1)
+    while b < batch:
+        out[b] = 0
+        for c in range(chunks):
+            for d in range(num):
+                out[b, d] += partials[c, b, d]
+        b = crew.take(counters, 1)
+
+
 @kernel(parallel=True)
 def ffn(
     x, inputs, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids, chunk, rule, threshold,
-    partials, out, active,
+    partials, out, active, counters, helpers,
 ):  # fmt: skip
     prepare(x, mark, width, inputs)
-    for c in prange(partials.shape[0]):
-        _ffn_chunk(
+    crew.clear(counters)
+    for _ in prange(helpers):
+        _ffn_share(
             inputs, x.shape[0], x.shape[1], records, gated, mark, width, down_mark, row_bytes, biases, scales, minima,
-            ids, c * chunk, min((c + 1) * chunk, ids.shape[0]), rule, threshold, partials[c], active,
+            ids, chunk, rule, threshold, partials, out, active, counters,
         )  # fmt: skip
-    _sum_partials(partials, out)
-
-
-@kernel()
-def ffn_serial(
-    x, inputs, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids, chunk, rule, threshold,
-    partials, out, active,
-):  # fmt: skip
-    prepare(x, mark, width, inputs)
-    for c in range(partials.shape[0]):
-        _ffn_chunk(
-            inputs, x.shape[0], x.shape[1], records, gated, mark, width, down_mark, row_bytes, biases, scales, minima,
-            ids, c * chunk, min((c + 1) * chunk, ids.shape[0]), rule, threshold, partials[c], active,
-        )  # fmt: skip
-    _sum_partials(partials, out)
-
-
-@kernel()
-def _sum_partials(partials, out):
-    out[:] = 0
-    for c in range(partials.shape[0]):
-        for b in range(out.shape[0]):
-            for d in range(out.shape[1]):
-                out[b, d] += partials[c, b, d]
 
 
 @kernel()
@@ -192,16 +194,22 @@ def matvec_chunk(inputs, num, matrix, mark, width, first, last, out):
     products[0] = 0  # keeps the scratch alive, as in _ffn_chunk
 
 
-@kernel(parallel=True)
-def matvec(x, inputs, matrix, mark, width, chunk, out):
-    prepare(x, mark, width, inputs)
-    for c in prange((matrix.shape[0] + chunk - 1) // chunk):
-        matvec_chunk(
-            inputs, x.shape[1], matrix, mark, width, c * chunk, min((c + 1) * chunk, matrix.shape[0]), out
-        )
-
-
 @kernel()
-def matvec_serial(x, inputs, matrix, mark, width, chunk, out):
+def product_share(inputs, num, matrix, mark, width, chunk, out, counters, stage):
+    """One thread's share of a product: chunks of the matrix's rows, until none is left."""
+    num_rows = matrix.shape[0]
+    chunks = (num_rows + chunk - 1) // chunk
+    c = crew.take(counters, stage)
+    while c < chunks:
+        matvec_chunk(inputs, num, matrix, mark, width, c * chunk, min((c + 1) * chunk, num_rows), out)
+        crew.finish(counters, stage)
+        c = crew.take(counters, stage)
+    crew.wait(counters, stage, chunks)
+
+
+@kernel(parallel=True)
+def matvec(x, inputs, matrix, mark, width, chunk, out, counters, helpers):
     prepare(x, mark, width, inputs)
-    matvec_chunk(inputs, x.shape[1], matrix, mark, width, 0, matrix.shape[0], out)
+    crew.clear(counters)
+    for _ in prange(helpers):
+        product_share(inputs, x.shape[1], matrix, mark, width, chunk, out, counters, 0)
