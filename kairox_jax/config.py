@@ -20,6 +20,7 @@ ROPE_SCALINGS = ("linear", "llama3", "factors")
 SLOT_FORMATS = ("auto", "packed", "float32")
 MODES = ("dense", "exact", "predicted")
 HOST_CALLBACKS = ("split", "pure", "buffer", "ffi")
+HOST_ACTIVATIONS = ("float32", "int8")
 MAX_PENALTY, MAX_BIAS, MAX_LOGPROBS = 2, 100, 20  # as OpenAI's API has them
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -276,6 +277,8 @@ class PlacementConfig:
         emulated_link: hold promotions to a bandwidth and latency, as ``parse_link`` takes them; None: as they come.
         host_callback: how the host's part is called: "split" by Python between small programs; "pure", "buffer"
             or "ffi" from inside one program a layer.
+        host_activations: what the host's kernels multiply packed rows with: "float32" inputs as they are, or "int8",
+            rounded with a scale for each few of them. Down columns take floats in both.
     """
 
     vram_budget_bytes: int | None = None
@@ -289,6 +292,7 @@ class PlacementConfig:
     max_moves: int = 64
     emulated_link: str | None = None
     host_callback: str = "split"
+    host_activations: str = "float32"
 
     def __post_init__(self) -> None:
         if self.vram_budget_bytes is not None and self.vram_budget_bytes <= 0:
@@ -312,6 +316,14 @@ class PlacementConfig:
         if self.host_callback not in HOST_CALLBACKS:
             raise ValueError(
                 f"--host-callback {self.host_callback} is not one of {', '.join(HOST_CALLBACKS)}"
+            )
+        if self.host_activations not in HOST_ACTIVATIONS:
+            raise ValueError(
+                f"--host-activations {self.host_activations} is not one of {', '.join(HOST_ACTIVATIONS)}"
+            )
+        if self.host_activations != "float32" and self.host_callback != "split":
+            raise ValueError(
+                f"--host-activations {self.host_activations} needs --host-callback split, not {self.host_callback}"
             )
 
 

@@ -99,6 +99,7 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
         "max_moves": None,
         "emulated_link": "1GB/s,5us",
         "host_callback": "ffi",
+        "host_activations": "float32",
     }
     _, config, sent_trace = api.requests[0]
     assert sent_trace == trace
@@ -116,6 +117,14 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
         "logit_bias": {},
         "logprobs": None,
     }
+
+
+def test_host_activations_by_flag_and_by_variable(capsys, monkeypatch):
+    by_flag = generate(capsys, "--prompt", "hi", "--host-activations", "int8")[3]
+    monkeypatch.setenv("KAIROX_HOST_ACTIVATIONS", "int8")
+    by_variable = generate(capsys, "--prompt", "hi")[3]
+    for api in (by_flag, by_variable):
+        assert api.opened[0][1]["placement"].host_activations == "int8"
 
 
 @pytest.mark.parametrize("name", ["-n", "--max-tokens", "--n-predict"])

@@ -93,6 +93,7 @@ REFUSED_PLACEMENTS = [
     ("tam_evict", math.nan),
     ("max_moves", 0),
     ("host_callback", "thread"),
+    ("host_activations", "int4"),
 ]
 REFUSED_GENERATIONS = [
     ("max_tokens", -1),

@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 
 from kairox_jax.commands.flags import Flag, number, positive_number, whole_number
-from kairox_jax.config import MODES, SLOT_FORMATS, GenerationConfig, PlacementConfig, parse_bytes, parse_link
+from kairox_jax.config import (
+    HOST_ACTIVATIONS,
+    MODES,
+    SLOT_FORMATS,
+    GenerationConfig,
+    PlacementConfig,
+    parse_bytes,
+    parse_link,
+)
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -146,6 +154,13 @@ PLACEMENT = (
         default=PlacementConfig.host_callback,
         help="how the host's part is called: split by Python; pure, buffer or ffi from one program a layer",
     ),
+    Flag(
+        dest="host_activations",
+        names=("--host-activations",),
+        metavar="|".join(HOST_ACTIVATIONS),
+        default=PlacementConfig.host_activations,
+        help="inputs of the host's products with packed rows: float32 as they are, int8 rounded, and faster",
+    ),
 )
 
 SAMPLING = (
@@ -230,6 +245,7 @@ def placement_config(args: argparse.Namespace) -> PlacementConfig:
         anb_enable=args.anb_enable,
         emulated_link=args.emulated_link,
         host_callback=args.host_callback,
+        host_activations=args.host_activations,
     )
 
 

@@ -124,7 +124,13 @@ class Engine:
         self.policy_name = None if mode == "dense" else placement.policy
         self.implementation = resolve_implementation("auto", self.device.platform)
         self.slot_format = resolve_slot_format(placement.slot_format, self.device.platform)
+        self.host_activations = placement.host_activations
         if mode == "dense" and self.device.platform != "cpu":
+            if self.host_activations != PlacementConfig.host_activations:
+                raise ValueError(
+                    f"--host-activations {self.host_activations} has no effect with --mode dense on "
+                    f"{self.device.platform}: leave it out, or use --mode exact"
+                )
             decoder = load_decoder(checkpoint)
             self._whole = Whole(decoder, batch=parallel, context_length=self.context_length)
             self._whole.warm_up()
@@ -160,8 +166,11 @@ class Engine:
     ) -> Hybrid:
         """Load the records and the dense part; where the device is the CPU itself, host kernels run the latter."""
         platform, callback = self.device.platform, placement.host_callback
-        dense_part = HostDense if platform == "cpu" and callback == "split" else DeviceDense
-        dense = dense_part(checkpoint, batch=self.parallel, context_length=self.context_length)
+        sizes: dict[str, int] = dict(batch=self.parallel, context_length=self.context_length)
+        if platform == "cpu" and callback == "split":
+            dense = HostDense(checkpoint, activations=placement.host_activations, **sizes)
+        else:
+            dense = DeviceDense(checkpoint, **sizes)
         forecast = None
         if predictors is not None:
             on_host = isinstance(dense, HostDense)
@@ -179,6 +188,7 @@ class Engine:
             implementation=self.implementation,
             forecast=forecast,
             link=make_link(placement.emulated_link),
+            host_activations=placement.host_activations,
         )
         store = load_store(checkpoint)
         if callback == "split":
@@ -280,18 +290,19 @@ class Engine:
         if self.device.platform == "cpu":
             device = "no accelerator found: JAX's CPU backend is the device"
         if self._hybrid is None or self.mode == "dense":
-            where = (
-                "on the device" if self._whole is not None else f"by host kernels ({self.threads} threads)"
-            )
+            where = "on the device" if self._whole is not None else f"by host kernels ({self._host_part()})"
             return f"{device} | dense: all {self.config.num_neurons} neurons a layer, {where}"
         link = self._hybrid.migrator.link.name
         rest = "forecast" if self.mode == "predicted" else "active"
         return (
             f"{device} | attention and output: {self._hybrid.dense.name} | {self.plan.slots_per_layer} of "
             f"{self.config.num_neurons} neurons a layer in {self.slot_format} device slots "
-            f"({self.implementation} kernels), the {rest} rest on the host ({self.threads} threads) "
+            f"({self.implementation} kernels), the {rest} rest on the host ({self._host_part()}) "
             f"| policy {self.policy_name}" + ("" if link == "device" else f" | link: {link}")
         )
+
+    def _host_part(self) -> str:
+        return f"{self.threads} threads, {self.host_activations} activations"
 
     def placement(self) -> dict[str, Any]:
         """Return what runs where, for the statistics."""
@@ -304,6 +315,7 @@ class Engine:
             "device_kernels": self.implementation,
             "slot_format": self.slot_format,
             "host_threads": self.threads,
+            "host_activations": self.host_activations,
             "link": self._hybrid.migrator.link.name,
         }
 

@@ -43,12 +43,16 @@ class HostDense:
         checkpoint: an open checkpoint.
         batch: B, sequences that the cache holds.
         context_length: the most positions of a sequence.
+        activations: of the kernels, one of ``HOST_ACTIVATIONS``.
     """
 
     name = "host kernels"
 
-    def __init__(self, checkpoint: Checkpoint, *, batch: int, context_length: int) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, *, batch: int, context_length: int, activations: str = "float32"
+    ) -> None:
         self.config = config = checkpoint.config
+        self.activations = activations
         self.batch, self.length = batch, cache_length(context_length)
         layers = range(config.num_layers)
         splits = [split_module(load_attention(checkpoint, layer)) for layer in layers]
@@ -64,7 +68,7 @@ class HostDense:
         self.out_norm = load_norm(checkpoint, "out_norm")
         shape = (config.num_layers, batch, config.num_kv_heads, self.length, config.head_dim)
         self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        self._kernel = HostAttention(config, batch=batch, length=self.length)
+        self._kernel = HostAttention(config, batch=batch, length=self.length, activations=activations)
         self._frequencies = np.empty(0, np.float32) if learned else rotary_frequencies(config)
         self._logits = np.empty((batch, config.vocab_size), np.float32)
         self._angles: tuple[np.ndarray, np.ndarray] | None = None
@@ -125,7 +129,7 @@ class HostDense:
         merged, norm = np.asarray(x) + np.asarray(y_device) + y_host, self.out_norm
         h = host_norm(merged, norm.scale, norm.bias, self.config.norm_eps)
         logits = self._logits[: len(h)]
-        matvec(h, self.output, logits)
+        matvec(h, self.output, logits, activations=self.activations)
         return logits
 
     def cache(self, layer: int, row: int) -> tuple[KVCache, None]:

@@ -21,7 +21,7 @@ from kairox_jax.engine.meter import Meter, time_residents
 from kairox_jax.engine.migrate import Migrator
 from kairox_jax.engine.prefill import Prefill
 from kairox_jax.engine.programs import resident_program
-from kairox_jax.host import Rule, residual_ffn, thread_count
+from kairox_jax.host import LayerFfn, Rule, thread_count
 from kairox_jax.placement import NeuronStore, SlotTable, empty_slots
 
 
@@ -50,6 +50,7 @@ class Hybrid:
         implementation: of the device kernels; see ``pallas_kernels``.
         forecast: which neurons to compute (``predicted`` mode); None computes every gate (``exact``).
         link: carries promotions; the machine's own where not given.
+        host_activations: of the host's kernels, one of ``HOST_ACTIVATIONS``.
     """
 
     def __init__(
@@ -67,12 +68,20 @@ class Hybrid:
         implementation: str,
         forecast: Forecast | None = None,
         link: Link | None = None,
+        host_activations: str = "float32",
     ) -> None:
         self.config, self.store, self.dense, self.policy = config, store, dense, policy
         self.thresholds, self.forecast = thresholds, forecast
         reads = None if forecast is None else forecast.predictors.input
         self._ahead, self._wants_input = reads == "adjacent", reads == "layer_input"
-        self.rule = Rule[config.activation.upper()]
+        self._ffns = [
+            LayerFfn(
+                store.layers[layer], None if store.biases is None else store.biases[layer],
+                Rule.of(config.activation), float(thresholds[layer]), num=config.d_model,
+                layout=store.layouts[layer], scales=store.scales[layer], activations=host_activations,
+            )
+            for layer in range(config.num_layers)
+        ]  # fmt: skip
         num_layers, num_neurons = config.num_layers, config.num_neurons
         shape = share_slots(policy, slots_per_layer * num_layers, num_layers, num_neurons, prior)
         self.table = SlotTable(num_layers, num_neurons, shape.capacity)
@@ -268,15 +277,11 @@ class Hybrid:
     ) -> None:
         """Write the sum of some neurons to y, and add to each neuron's users."""
         fired = self._fired[: len(h), : len(ids)]
-        biases = None if self.store.biases is None else self.store.biases[layer]
         # On a CPU device XLA's threads work on the residents at the same time: leave them a core. With 384 of 1536
         # neurons resident a token took 30 ms so, and 36 ms with all cores.
         shared = self._shares_cores and self._valid[layer].any()
-        residual_ffn(
-            h, self.store.layers[layer], biases, ids, len(ids), self.rule, float(self.thresholds[layer]), y, fired,
-            layout=self.store.layouts[layer], scales=self.store.scales[layer],
-            num_threads=max(1, thread_count() - 1) if shared else None,
-        )  # fmt: skip
+        most = max(1, thread_count() - 1) if shared else None
+        self._ffns[layer](h, ids, len(ids), y, fired, num_threads=most)
         users[ids] += fired[0] if len(h) == 1 else fired.sum(axis=0, dtype=np.uint8)
 
     def _add_hits(self, masks: list[Any], users: UInt8[np.ndarray, "L F"]) -> None:

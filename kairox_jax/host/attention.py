@@ -16,10 +16,12 @@ from numba import prange
 from kairox_jax.config import ModelConfig
 from kairox_jax.host import rows, threads
 from kairox_jax.host.compile import kernel
-from kairox_jax.host.loops import _matvec_chunk as product_rows
+from kairox_jax.host.crew import STAGE_BYTES, clear, finish, take, wait
+from kairox_jax.host.loops import prepare, product_share
 from kairox_jax.quant import PackedRows
 
 ROWS_PER_CHUNK = 48
+STAGES = 5  # of a block: product, cache, heads, their rounding, product
 
 
 @kernel()
@@ -82,60 +84,94 @@ def _attend(query, keys, values, scores, out):
             out[h] += weight * values[s, h]
 
 
-@kernel(parallel=True)
-def _product(x, matrix, mark, out):
-    """Write x [B, num] times the rows of a packed matrix to out [B, rows]."""
-    num_rows = matrix.shape[0]
-    for c in prange((num_rows + ROWS_PER_CHUNK - 1) // ROWS_PER_CHUNK):
-        product_rows(x, matrix, mark, c * ROWS_PER_CHUNK, min((c + 1) * ROWS_PER_CHUNK, num_rows), out)
-
-
-@kernel(parallel=True)
-def _attend_all(qkv, keys, values, cache_rows, positions, window, scores, mixed):
-    batch, kv_heads, size = qkv.shape[0], keys.shape[1], keys.shape[3]
-    heads = mixed.shape[1] // size
-    group = heads // kv_heads
-    for task in prange(batch * heads):
-        b, head = task // heads, task % heads
-        seen = positions[b] + 1
-        first = max(0, seen - window)
-        _attend(
-            qkv[b, head * size : (head + 1) * size],
-            keys[cache_rows[b], head // group, first:seen],
-            values[cache_rows[b], head // group, first:seen],
-            scores[task, : seen - first],
-            mixed[b, head * size : (head + 1) * size],
-        )
+@kernel()
+def _place(qkv, bqkv, cos, sin, keys, values, cache_row, position, heads):
+    """Add one token's bias, turn its queries and keys, and put keys and values into the cache."""
+    kv_heads, size = keys.shape[1], keys.shape[3]
+    for d in range(bqkv.shape[0]):
+        qkv[d] += bqkv[d]
+    for head in range(heads + kv_heads):
+        _rotate(qkv[head * size : (head + 1) * size], cos, sin)
+    for head in range(kv_heads):
+        first = (heads + head) * size
+        keys[cache_row, head, position] = qkv[first : first + size]
+        first += kv_heads * size
+        values[cache_row, head, position] = qkv[first : first + size]
 
 
 @kernel()
-def _front(
-    x, norm, norm_bias, ffn_norm, ffn_norm_bias, eps, parallel_block, wqkv, wqkv_mark, bqkv, wo, wo_mark, bo,
-    cos, sin, keys, values, cache_rows, positions, window, h, qkv, mixed, scores, attended,
-):  # fmt: skip
-    batch, kv_heads, size = x.shape[0], keys.shape[1], keys.shape[3]
+def _attend_task(task, qkv, keys, values, cache_rows, positions, window, scores, mixed):
+    """Attend with one head of one token."""
+    kv_heads, size = keys.shape[1], keys.shape[3]
     heads = mixed.shape[1] // size
-    _norm(x, norm, norm_bias, eps, h)
-    _product(h, wqkv, wqkv_mark, qkv)
-    _add(bqkv, qkv)
-    for b in range(batch):
-        for head in range(heads + kv_heads):
-            _rotate(qkv[b, head * size : (head + 1) * size], cos[b], sin[b])
-        for head in range(kv_heads):
-            first = (heads + head) * size
-            keys[cache_rows[b], head, positions[b]] = qkv[b, first : first + size]
-            first += kv_heads * size
-            values[cache_rows[b], head, positions[b]] = qkv[b, first : first + size]
-    _attend_all(qkv, keys, values, cache_rows, positions, window, scores, mixed)
-    _product(mixed, wo, wo_mark, attended)
+    b, head = task // heads, task % heads
+    seen = positions[b] + 1
+    first = max(0, seen - window)
+    _attend(
+        qkv[b, head * size : (head + 1) * size],
+        keys[cache_rows[b], head // (heads // kv_heads), first:seen],
+        values[cache_rows[b], head // (heads // kv_heads), first:seen],
+        scores[task, : seen - first],
+        mixed[b, head * size : (head + 1) * size],
+    )
+
+
+@kernel()
+def _merge(x, attended, bo, norm, norm_bias, eps, parallel_block, h):
+    """Add the attention to the residual stream, and normalise the FFN's input."""
     _add(bo, attended)
     if parallel_block:
-        _norm(x, ffn_norm, ffn_norm_bias, eps, h)
-    for b in range(batch):
+        _norm(x, norm, norm_bias, eps, h)
+    for b in range(x.shape[0]):
         for d in range(x.shape[1]):
             x[b, d] += attended[b, d]
     if not parallel_block:
-        _norm(x, ffn_norm, ffn_norm_bias, eps, h)
+        _norm(x, norm, norm_bias, eps, h)
+
+
+@kernel()
+def _share(
+    batch, num, wqkv, wqkv_mark, bqkv, wo, wo_mark, cos, sin, keys, values, cache_rows, positions, window, width,
+    inputs, qkv, mixed, scores, attended, counters,
+):  # fmt: skip
+    """One thread's share of a block, from the prepared input to the output product."""
+    size = keys.shape[3]
+    heads = mixed.shape[1] // size
+    product_share(inputs, num, wqkv, wqkv_mark, width, ROWS_PER_CHUNK, qkv, counters, 0)
+    b = take(counters, 1)
+    while b < batch:
+        _place(qkv[b], bqkv, cos[b], sin[b], keys, values, cache_rows[b], positions[b], heads)
+        finish(counters, 1)
+        b = take(counters, 1)
+    wait(counters, 1, batch)
+    task = take(counters, 2)
+    while task < batch * heads:
+        _attend_task(task, qkv, keys, values, cache_rows, positions, window, scores, mixed)
+        finish(counters, 2)
+        task = take(counters, 2)
+    wait(counters, 2, batch * heads)
+    if take(counters, 3) == 0:
+        prepare(mixed, wo_mark, width, inputs)
+        finish(counters, 3)
+    wait(counters, 3, 1)
+    product_share(inputs, mixed.shape[1], wo, wo_mark, width, ROWS_PER_CHUNK, attended, counters, 4)
+
+
+@kernel(parallel=True)
+def _front(
+    x, norm, norm_bias, ffn_norm, ffn_norm_bias, eps, parallel_block, wqkv, wqkv_mark, bqkv, wo, wo_mark, bo,
+    cos, sin, keys, values, cache_rows, positions, window, width, inputs, h, qkv, mixed, scores, attended, counters,
+    helpers,
+):  # fmt: skip
+    _norm(x, norm, norm_bias, eps, h)
+    prepare(h, wqkv_mark, width, inputs)
+    clear(counters)
+    for _ in prange(helpers):
+        _share(
+            x.shape[0], x.shape[1], wqkv, wqkv_mark, bqkv, wo, wo_mark, cos, sin, keys, values, cache_rows, positions,
+            window, width, inputs, qkv, mixed, scores, attended, counters,
+        )  # fmt: skip
+    _merge(x, attended, bo, ffn_norm, ffn_norm_bias, eps, parallel_block, h)
 
 
 def _absent() -> np.ndarray:
@@ -172,10 +208,14 @@ class HostAttention:
         config: sizes of the model.
         batch: B, the most sequences in a step.
         length: S, positions of a cache.
+        activations: of the products with packed rows; as for ``kernels.matvec``.
     """
 
-    def __init__(self, config: ModelConfig, *, batch: int, length: int) -> None:
-        self.config, self.batch = config, batch
+    def __init__(self, config: ModelConfig, *, batch: int, length: int, activations: str = "float32") -> None:
+        self.config, self.batch, self.activations = config, batch, activations
+        self._counters = np.zeros(STAGES * STAGE_BYTES // 8, np.int64)
+        widest = max(config.d_model, config.num_heads * config.head_dim)
+        self._inputs = np.empty(rows.prepared_floats(widest, len(rows.width_of(batch))), np.float32)
         heads = config.num_heads + 2 * config.num_kv_heads
         self._qkv = np.empty((batch, heads * config.head_dim), np.float32)
         self._mixed = np.empty((batch, config.num_heads * config.head_dim), np.float32)
@@ -209,14 +249,15 @@ class HostAttention:
             The FFN's normalised input [n, D]; overwritten by the next call.
         """
         n = len(x)
-        with threads.own():
+        with threads.own() as helpers:
             _front(
                 x, weights.norm, weights.norm_bias, weights.ffn_norm, weights.ffn_norm_bias,
                 np.float32(self.config.norm_eps), self.config.parallel_block,
-                weights.wqkv.data, rows.MARKS[weights.wqkv.format], weights.bqkv,
-                weights.wo.data, rows.MARKS[weights.wo.format], weights.bo,
-                cos, sin, keys, values, cache_rows, positions, self._window,
+                weights.wqkv.data, rows.mark_of(weights.wqkv.format, self.activations), weights.bqkv,
+                weights.wo.data, rows.mark_of(weights.wo.format, self.activations), weights.bo,
+                cos, sin, keys, values, cache_rows, positions, self._window, rows.width_of(n), self._inputs,
                 self._h[:n], self._qkv[:n], self._mixed[:n], self._scores, self._attended[:n],
+                self._counters, helpers,
             )  # fmt: skip
         return self._h[:n]
 

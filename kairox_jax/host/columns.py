@@ -15,6 +15,7 @@ from numba.core import cgutils
 from kairox_jax.host.decode import (
     FIRST_COLUMN,
     FLAGS,
+    FLOAT,
     I64,
     LANES,
     Q4_0_COLUMN,
@@ -34,7 +35,7 @@ from kairox_jax.host.decode import (
 )
 
 intrinsic: Any = extending.intrinsic  # its callers do not pass the typing context
-GROUPS = 4  # groups of 32 columns whose sums are kept in registers
+GROUPS = {1: 4, 4: 2, 8: 1}  # groups of 32 columns whose sums are kept in registers, for a number of tokens
 AHEAD_BYTES = 512  # in each column: several are read at a time
 MAX_NEURONS = 32  # of a block
 
@@ -47,57 +48,70 @@ def _levels(b: Any, code: int, address: Any, offset: int, target: Target) -> lis
 
 
 @intrinsic
-def add_columns(typing_context, mark, columns, factors, count, scales, minima, out, groups):  # type: ignore[no-untyped-def]
-    """Add ``count`` columns, whose addresses and factors are listed, to ``groups`` times 32 floats at ``out``."""
-    code = mark.count
-    group_bytes = 32 if code == Q8_0_COLUMN else 16
+def add_columns(typing_context, mark, width, columns, factors, count, scales, minima, out, out_bytes, groups):  # type: ignore[no-untyped-def]
+    """Add ``count`` columns to ``groups`` times 32 floats at ``out``, for each of ``width`` tokens.
+
+    ``columns`` lists addresses, ``factors`` [count, width] floats; a token's sums begin ``out_bytes`` apart.
+    """
+    code, tokens = mark.count, width.count
+    group_bytes, most = 32 if code == Q8_0_COLUMN else 16, GROUPS[width.count]
 
     def codegen(context, b, signature, args):
         if code < FIRST_COLUMN:
             return context.get_dummy_value()  # rows are never listed, but the branch that would is compiled
-        _, columns, factors, count, scales, minima, out, groups = args
+        _, _, columns, factors, count, scales, minima, out, out_bytes, groups = args
         target = target_of(context)
         zero = ir.Constant(VF, [0.0] * LANES)
-        sums = [cgutils.alloca_once_value(b, zero) for _ in range(2 * GROUPS)]
-        total = cgutils.alloca_once_value(b, zero)
+        sums = [[cgutils.alloca_once_value(b, zero) for _ in range(2 * most)] for _ in range(tokens)]
+        totals = [cgutils.alloca_once_value(b, zero) for _ in range(tokens)]
+
+        def add(into, value):
+            b.store(b.fadd(b.load(into), value, flags=FLAGS), into)
 
         def some_groups(first: Any, size: int) -> None:
-            for part in (*sums[: 2 * size], total):
+            for part in (
+                part for token in range(tokens) for part in (*sums[token][: 2 * size], totals[token])
+            ):
                 b.store(zero, part)
             offset = b.mul(first, ir.Constant(I64, group_bytes))
             with cgutils.for_range(b, count) as loop:
                 column = load(b, b.add(columns, b.shl(loop.index, ir.Constant(I64, 3))), 0, I64)
-                z = load(b, b.add(factors, b.shl(loop.index, ir.Constant(I64, 2))), 0, ir.FloatType())
-                z = splat(b, z)
+                place = b.add(factors, b.mul(loop.index, ir.Constant(I64, 4 * tokens)))
+                zs = [splat(b, load(b, place, 4 * token, FLOAT)) for token in range(tokens)]
                 address = b.add(column, offset)
                 for line in range(0, size * group_bytes, 64):
                     prefetch(b, address, AHEAD_BYTES + line)
                 for group in range(size):
                     for half, level in enumerate(_levels(b, code, address, group * group_bytes, target)):
-                        into = sums[2 * group + half]
-                        product = b.fmul(level, z, flags=FLAGS)
-                        b.store(b.fadd(b.load(into), product, flags=FLAGS), into)
-                b.store(b.fadd(b.load(total), z, flags=FLAGS), total)
+                        for token in range(tokens):
+                            add(sums[token][2 * group + half], b.fmul(level, zs[token], flags=FLAGS))
+                if code == Q4_1_COLUMN:
+                    for token in range(tokens):
+                        add(totals[token], zs[token])
             halves = b.shl(first, ir.Constant(I64, 6))  # bytes of 32 float16
-            place = b.add(out, b.shl(first, ir.Constant(I64, 7)))
             for part in range(2 * size):
                 scale = half_to_float(b, load(b, b.add(scales, halves), 2 * LANES * part, V16), target)
-                value = b.fadd(
-                    load(b, place, 4 * LANES * part, VF),
-                    b.fmul(b.load(sums[part]), scale, flags=FLAGS),
-                    flags=FLAGS,
-                )
+                least = None
                 if code == Q4_1_COLUMN:
                     least = half_to_float(b, load(b, b.add(minima, halves), 2 * LANES * part, V16), target)
-                    value = b.fadd(value, b.fmul(b.load(total), least, flags=FLAGS), flags=FLAGS)
-                store(b, value, place, 4 * LANES * part)
+                for token in range(tokens):
+                    place = b.add(out, b.mul(out_bytes, ir.Constant(I64, token)))
+                    place = b.add(place, b.shl(first, ir.Constant(I64, 7)))
+                    value = b.fadd(
+                        load(b, place, 4 * LANES * part, VF),
+                        b.fmul(b.load(sums[token][part]), scale, flags=FLAGS),
+                        flags=FLAGS,
+                    )
+                    if least is not None:
+                        value = b.fadd(value, b.fmul(b.load(totals[token]), least, flags=FLAGS), flags=FLAGS)
+                    store(b, value, place, 4 * LANES * part)
 
-        many = b.udiv(groups, ir.Constant(I64, GROUPS))
+        many = b.udiv(groups, ir.Constant(I64, most))
         with cgutils.for_range(b, many) as loop:
-            some_groups(b.mul(loop.index, ir.Constant(I64, GROUPS)), GROUPS)
-        begun = b.mul(many, ir.Constant(I64, GROUPS))
+            some_groups(b.mul(loop.index, ir.Constant(I64, most)), most)
+        begun = b.mul(many, ir.Constant(I64, most))
         with cgutils.for_range(b, b.sub(groups, begun)) as loop:
             some_groups(b.add(begun, loop.index), 1)
         return context.get_dummy_value()
 
-    return types.void(mark, *(types.int64,) * 7), codegen
+    return types.void(mark, width, *(types.int64,) * 8), codegen

@@ -21,28 +21,51 @@ I8, I16, I32, I64, HALF, FLOAT = (
     ir.FloatType(),
 )
 LANES = 16
+BLOCK = 32  # weights, of every format
 VF, V8, V16, V32 = (ir.VectorType(kind, LANES) for kind in (FLOAT, I8, I16, I32))
 FLAGS = ("reassoc", "contract", "nsz")
 
-# Codes of the formats; those from FIRST_COLUMN on are read by ``host.columns``.
+# Codes of the formats; those from FIRST_COLUMN on are read by ``host.columns``, those from INT8 on are rows whose
+# inputs ``host.integers`` has rounded to int8.
 F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q8_0_COLUMN, Q4_0_COLUMN, Q4_1_COLUMN = range(1, 10)
-FIRST_COLUMN = Q8_0_COLUMN
+FIRST_COLUMN, INT8 = Q8_0_COLUMN, 16
 CODES = {"f32": F32, "f16": F16, "bf16": BF16, "q8_0": Q8_0, "q4_0": Q4_0, "q4_1": Q4_1}
 COLUMN_CODES = {"q8_0_column": Q8_0_COLUMN, "q4_0_column": Q4_0_COLUMN, "q4_1_column": Q4_1_COLUMN}
+INT8_CODES = {name: INT8 + CODES[name] for name in ("q8_0", "q4_0", "q4_1")}
 
 
 class Target(NamedTuple):
-    """What the CPU that is compiled for can do."""
+    """What the CPU that is compiled for can do.
+
+    Attributes:
+        has_half: converts float16 by an instruction.
+        has_permute: looks up 16 floats in a register (AVX-512).
+        has_bytes: adds up products of int8 pairs (AVX2).
+        has_byte_dots: adds up products of four int8 into int32 (VNNI).
+    """
 
     has_half: bool
     has_permute: bool
+    has_bytes: bool
+    has_byte_dots: bool
 
 
 def target_of(context: Any) -> Target:
     """Return the abilities of a compiler context's CPU."""
     triple, _, features = context.codegen().magic_tuple()
-    is_x86, listed = triple.startswith(("x86", "i686")), features.split(",")
-    return Target(not is_x86 or "+f16c" in listed, is_x86 and "+avx512f" in listed)
+    is_x86, listed = triple.startswith(("x86", "i686")), set(features.split(","))
+    return Target(
+        has_half=not is_x86 or "+f16c" in listed,
+        has_permute=is_x86 and "+avx512f" in listed,
+        has_bytes=is_x86 and "+avx2" in listed,
+        has_byte_dots=is_x86 and {"+avx512vnni", "+avx512vl"} <= listed,
+    )
+
+
+def call(b: Any, name: str, result: ir.Type, args: list[Any]) -> Any:
+    """Call one of LLVM's own functions."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), args)
 
 
 def load(b: Any, address: Any, offset: int, kind: ir.Type) -> Any:
@@ -60,9 +83,7 @@ def store(b: Any, value: Any, address: Any, offset: int) -> None:
 def prefetch(b: Any, address: Any, offset: int) -> None:
     """Ask for a cache line to be read once; an address that is not mapped does no harm."""
     pointer = b.inttoptr(b.add(address, ir.Constant(I64, offset)), I8.as_pointer())
-    kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-    function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-    b.call(function, [pointer, *(ir.Constant(I32, n) for n in (0, 3, 1))])
+    call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer, *(ir.Constant(I32, n) for n in (0, 3, 1))])
 
 
 def splat(b: Any, value: Any, lanes: int = LANES) -> Any:
@@ -127,10 +148,8 @@ def levels_4(b: Any, address: Any, offset: int, zero: int, target: Target) -> li
     packed = b.zext(load(b, address, offset, V8), V32)
     high = b.lshr(packed, ir.Constant(V32, [4] * LANES))
     if target.has_permute:
-        kind = ir.FunctionType(VF, [VF, V32])
-        permute = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512.permvar.sf.512")
         table = ir.Constant(VF, [float(code - zero) for code in range(16)])
-        return [b.call(permute, [table, index]) for index in (packed, high)]
+        return [call(b, "llvm.x86.avx512.permvar.sf.512", VF, [table, index]) for index in (packed, high)]
     low = b.and_(packed, ir.Constant(V32, [15] * LANES))
     taken = ir.Constant(V32, [zero] * LANES)
     return [b.sitofp(b.sub(half, taken) if zero else half, VF) for half in (low, high)]

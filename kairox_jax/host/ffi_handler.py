@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import set_num_threads, types
 from numba.extending import intrinsic
 
-from kairox_jax.host import loops, rows, threads
+from kairox_jax.host import crew, loops, rows, threads
 from kairox_jax.host.compile import kernel
 
 TARGET = "kairox_host_ffn"
@@ -137,7 +137,7 @@ def _answers_metadata(frame, minor):
 
 
 @kernel()
-def _run(frame, mark, down_mark):
+def _run(frame, mark, width, down_mark):
     """Evaluate: arguments x [B,D], ids [K], n [], layer [], table as bytes, thresholds [L]; results y, active."""
     batch, num, listed = _dim(frame, 72, 0, 0), _dim(frame, 72, 0, 1), _dim(frame, 72, 1, 0)
     x = carray(_floats_at(_data(frame, 72, 0)), (batch, num))
@@ -154,11 +154,14 @@ def _run(frame, mark, down_mark):
     scales = carray(_halves_at(Address(row[SCALES])), (row[GROUPS], padded))
     minima = carray(_halves_at(Address(row[MINIMA])), (row[GROUPS] if row[MINIMA] else 0, padded))
     active[:] = 0
-    chunk = max(_MIN_CHUNK, (n + _MAX_CHUNKS - 1) // _MAX_CHUNKS)
-    partials = np.empty(((n + chunk - 1) // chunk, batch, padded), np.float32)
+    blocks = ((n + _MAX_CHUNKS - 1) // _MAX_CHUNKS + 31) // 32
+    chunk = max(_MIN_CHUNK, 32 * blocks)
+    partials = np.empty(((n + chunk - 1) // chunk, len(width), padded), np.float32)
+    inputs = np.empty(padded * len(width), np.float32)
     loops.ffn(
-        x, records, row[GATED] != 0, mark, down_mark, row[ROW_BYTES], biases, scales, minima, ids, chunk,
-        row[RULE], limit, partials, y, active,
+        x, inputs, records, row[GATED] != 0, mark, width, down_mark, row[ROW_BYTES], biases, scales, minima, ids, chunk,
+        row[RULE], limit, partials, y, active, np.empty(2 * crew.STAGE_BYTES // 8, np.int64),
+        row[THREADS],
     )  # fmt: skip
 
 
@@ -184,11 +187,18 @@ def register(format: str, down_format: str) -> str:
         )
 
     mark, down_mark = rows.MARKS[format], rows.MARKS[down_format]
+    narrow, middle, wide = (rows.width_of(width) for width in rows.WIDTHS)
 
     @numba.njit
     def work(frame):  # type: ignore[no-untyped-def]
         set_num_threads(_threads(frame))  # of the calling thread, which is one of XLA's
-        _run(frame, mark, down_mark)
+        batch = _dim(frame, 72, 0, 0)
+        if batch == 1:
+            _run(frame, mark, narrow, down_mark)
+        elif batch <= 4:
+            _run(frame, mark, middle, down_mark)
+        else:
+            _run(frame, mark, wide, down_mark)
 
     name = f"{TARGET}_{format}_{down_format}"
     jax.ffi.register_ffi_target(name, make_handler(work), platform="cpu")

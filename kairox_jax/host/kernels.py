@@ -6,10 +6,13 @@ same bits for any number of threads. One caller at a time; others wait.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from jaxtyping import Float, Int32, UInt8
 
-from kairox_jax.host import decode, loops, rows, threads
+from kairox_jax.config import HOST_ACTIVATIONS
+from kairox_jax.host import crew, decode, loops, rows, threads
 from kairox_jax.host.rules import GATED_ONLY, Rule
 from kairox_jax.quant.columns import BLOCK, COLUMN_FORMATS, SharedScales, padded_columns
 from kairox_jax.quant.formats import PackedRows, block_format
@@ -26,6 +29,7 @@ _NO_TABLE = np.empty((0, 0), np.uint16)
 _NO_TABLE.flags.writeable = False
 
 _scratch: dict[str, np.ndarray] = {}
+_counters = np.zeros(2 * crew.STAGE_BYTES // 8, np.int64)  # of the owner, as its scratch
 
 
 def _aligned(name: str, *shape: int) -> np.ndarray:
@@ -33,7 +37,7 @@ def _aligned(name: str, *shape: int) -> np.ndarray:
 
     Its first byte begins a cache line: vectors of 16 floats that cross one are read in two steps.
     """
-    size = int(np.prod(shape))
+    size = math.prod(shape)
     if name not in _scratch or _scratch[name].size < size:
         raw = np.empty(size + 15, np.float32)
         first = -raw.ctypes.data % 64 // 4
@@ -74,6 +78,89 @@ def _record_layout(
     return records, layout
 
 
+class LayerFfn:
+    """The FFN of one layer, checked once, so that a step spends its time on the sums.
+
+    Args:
+        records: one layer's neurons: uint8 [F, bytes] as ``layout`` says, or float32 [F, R, D] without one.
+            R = 3: gate row, up row, down column; R = 2: up row, down column.
+        biases: float32 [F, R-1] (gate and up, or up), or None.
+        rule: activation.
+        threshold: of SILU (on |z|) and FATRELU (on the gate); other rules take no notice.
+        num: D.
+        layout: formats and places of a record's rows.
+        scales: the layer's table, where the layout's down columns share scales; ids in ascending order are then
+            fastest, because a block's scales are read once.
+        activations: one of ``HOST_ACTIVATIONS``. With "int8" x is rounded for the products with gate and up rows in
+            q8_0, q4_0 and q4_1 (``host.integers``). Other rows, and the down sums, take floats as they are.
+
+    Raises:
+        ValueError: shapes, types or the rule do not fit together.
+    """
+
+    def __init__(
+        self,
+        records: Float[np.ndarray, "F R D"] | UInt8[np.ndarray, "F nbytes"],
+        biases: Float[np.ndarray, "F r"] | None,
+        rule: Rule,
+        threshold: float,
+        *,
+        num: int,
+        layout: RecordLayout | None = None,
+        scales: SharedScales | None = None,
+        activations: str = "float32",
+    ) -> None:
+        raw, layout = _record_layout(records, num, layout)
+        num_rows = len(layout.formats)
+        if biases is None:
+            biases = np.empty((0, 0), np.float32)
+        else:
+            _check_floats("biases", biases, (raw.shape[0], num_rows - 1))
+        if num_rows == 2 and rule.name.lower() in GATED_ONLY:
+            raise ValueError(f"rule {rule.name} needs a gate row, but the records hold two rows")
+        self.num, self.record_bytes, self._padded = num, raw.shape[1], padded_columns(num)
+        self._mark = rows.mark_of(layout.formats[0], _checked(activations))
+        self._before = raw, num_rows == 3, self._mark
+        self._weights = (
+            rows.MARKS[layout.formats[-1]], layout.row_bytes[0], biases,
+            *_scale_tables(scales, layout, raw.shape[0]),
+        )  # fmt: skip
+        self._rule = int(rule), np.float32(threshold)
+
+    def __call__(
+        self,
+        x: Float[np.ndarray, "B D"],
+        ids: Int32[np.ndarray, " capacity"],
+        n: int,
+        out: Float[np.ndarray, "B D"],
+        active: UInt8[np.ndarray, "B capacity"],
+        *,
+        num_threads: int | None = None,
+    ) -> None:
+        """Compute what the chosen neurons add to the FFN's output; arguments as for ``residual_ffn``."""
+        _check_floats("x", x, (None, self.num))
+        batch = len(x)
+        _check_floats("out", out, x.shape)
+        if not 1 <= batch <= MAX_BATCH:
+            raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
+        if ids.dtype != np.int32 or ids.ndim != 1 or not 0 <= n <= ids.shape[0] or not ids.flags.c_contiguous:
+            raise ValueError(
+                f"ids are {ids.dtype} {ids.shape} with n {n}: expected contiguous int32 of at least n"
+            )
+        if active.dtype != np.uint8 or active.ndim != 2 or active.shape[0] != batch or active.shape[1] < n:
+            raise ValueError(
+                f"active is {active.dtype} {active.shape}: expected uint8 [{batch}, at least {n}]"
+            )
+        width, chunk = rows.width_of(batch), chunk_of(n)
+        with threads.own(1 if n * self.record_bytes < SERIAL_BYTES else num_threads) as helpers:
+            partials = _aligned("partial", -(-n // chunk), len(width), self._padded)
+            inputs = _aligned("inputs", rows.prepared_floats(self.num, len(width)))
+            loops.ffn(
+                x, inputs, *self._before, width, *self._weights, ids[:n], chunk, *self._rule, partials, out, active,
+                _counters, helpers,
+            )  # fmt: skip
+
+
 def residual_ffn(
     x: Float[np.ndarray, "B D"],
     records: Float[np.ndarray, "F R D"] | UInt8[np.ndarray, "F nbytes"],
@@ -88,59 +175,38 @@ def residual_ffn(
     layout: RecordLayout | None = None,
     scales: SharedScales | None = None,
     num_threads: int | None = None,
+    activations: str = "float32",
 ) -> None:
-    """Compute what the chosen neurons of one layer add to the FFN's output.
+    """Compute what the chosen neurons of one layer add to the FFN's output, with a ``LayerFfn`` made for this call.
 
     Args:
         x: float32 [B, D], normalised FFN inputs, B 1 to 8.
-        records: one layer's neurons: uint8 [F, bytes] as ``layout`` says, or float32 [F, R, D] without one.
-            R = 3: gate row, up row, down column; R = 2: up row, down column.
-        biases: float32 [F, R-1] (gate and up, or up), or None.
+        records, biases, rule, threshold, layout, scales, activations: as for ``LayerFfn``.
         ids: int32; the first n are evaluated, each in [0, F) (not checked) and at most once.
         n: how many of ids count.
-        rule: activation.
-        threshold: of SILU (on |z|) and FATRELU (on the gate); other rules take no notice.
         out: float32 [B, D], overwritten with the sum of z times the down column over active neurons.
         active: uint8 [B, >= n]; [b, k] becomes 1 where neuron ids[k] is active for token b, else 0.
-        layout: formats and places of a record's rows.
-        scales: the layer's table, where the layout's down columns share scales; ids in ascending order are then
-            fastest, because a block's scales are read once.
         num_threads: threads to use; None takes all. The result does not depend on it.
 
     Raises:
         ValueError: shapes, types or the rule do not fit together.
     """
     _check_floats("x", x, (None, None))
-    batch, num = x.shape
-    raw, layout = _record_layout(records, num, layout)
-    num_rows = len(layout.formats)
-    _check_floats("out", out, (batch, num))
-    if not 1 <= batch <= MAX_BATCH:
-        raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
-    if biases is None:
-        biases = np.empty((0, 0), np.float32)
-    else:
-        _check_floats("biases", biases, (raw.shape[0], num_rows - 1))
-    if ids.dtype != np.int32 or ids.ndim != 1 or not 0 <= n <= ids.shape[0] or not ids.flags.c_contiguous:
-        raise ValueError(
-            f"ids are {ids.dtype} {ids.shape} with n {n}: expected contiguous int32 of at least n"
-        )
-    if active.dtype != np.uint8 or active.ndim != 2 or active.shape[0] != batch or active.shape[1] < n:
-        raise ValueError(f"active is {active.dtype} {active.shape}: expected uint8 [{batch}, at least {n}]")
-    if num_rows == 2 and rule.name.lower() in GATED_ONLY:
-        raise ValueError(f"rule {rule.name} needs a gate row, but the records hold two rows")
-    table, minima = _scale_tables(scales, layout, raw.shape[0])
-    chunk = max(MIN_CHUNK, -(-n // MAX_CHUNKS))
-    with threads.own(num_threads):
-        partials = _aligned("partial", -(-n // chunk), batch, padded_columns(num))
-        inputs = _aligned("x", batch, num)
-        inputs[:] = x
-        run = loops.ffn_serial if n * raw.shape[1] < SERIAL_BYTES else loops.ffn
-        run(
-            inputs, raw, num_rows == 3, rows.MARKS[layout.formats[0]], rows.MARKS[layout.formats[-1]],
-            layout.row_bytes[0], biases, table, minima, ids[:n], chunk, int(rule), np.float32(threshold),
-            partials, out, active,
-        )  # fmt: skip
+    ffn = LayerFfn(
+        records, biases, rule, threshold, num=x.shape[1], layout=layout, scales=scales, activations=activations
+    )  # fmt: skip
+    ffn(x, ids, n, out, active, num_threads=num_threads)
+
+
+def chunk_of(n: int) -> int:
+    """Return how many of n neurons are added up together: whole blocks, so that few share their scales' reads."""
+    return max(MIN_CHUNK, -(-n // MAX_CHUNKS // BLOCK) * BLOCK)
+
+
+def _checked(activations: str) -> str:
+    if activations not in HOST_ACTIVATIONS:
+        raise ValueError(f"activations {activations!r} are not one of {', '.join(HOST_ACTIVATIONS)}")
+    return activations
 
 
 def _scale_tables(
@@ -171,13 +237,16 @@ def matvec(
     x: Float[np.ndarray, "B D"],
     matrix: Float[np.ndarray, "V D"] | PackedRows,
     out: Float[np.ndarray, "B V"],
+    *,
+    activations: str = "float32",
 ) -> None:
-    """Multiply each token with every row of a matrix: out = x matrix^T, with float32 activations.
+    """Multiply each token with every row of a matrix: out = x matrix^T.
 
     Args:
         x: float32 [B, D], B 1 to 8.
         matrix: float32 [V, D], or packed rows.
         out: float32 [B, V], overwritten.
+        activations: as for ``residual_ffn``.
 
     Raises:
         ValueError: shapes, types or the format do not fit together.
@@ -196,8 +265,7 @@ def matvec(
     if not 1 <= batch <= MAX_BATCH:
         raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
     _check_floats("out", out, (batch, raw.shape[0]))
-    with threads.own():
-        run = loops.matvec_serial if raw.size < SERIAL_BYTES else loops.matvec
-        inputs = _aligned("x", batch, num)
-        inputs[:] = x
-        run(inputs, raw, rows.MARKS[format], max(16, -(-raw.shape[0] // 64)), out)
+    mark, width = rows.mark_of(format, _checked(activations)), rows.width_of(batch)
+    with threads.own(1 if raw.size < SERIAL_BYTES else None) as helpers:
+        inputs = _aligned("inputs", rows.prepared_floats(num, len(width)))
+        loops.matvec(x, inputs, raw, mark, width, max(16, -(-raw.shape[0] // 64)), out, _counters, helpers)

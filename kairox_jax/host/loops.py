@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import prange
 
-from kairox_jax.host import columns, decode, rows
+from kairox_jax.host import columns, crew, decode, rows
 from kairox_jax.host.compile import kernel
 from kairox_jax.host.rules import Rule
 
@@ -50,43 +50,32 @@ def _value(rule, threshold, gate, up, gated):
 
 
 @kernel()
-def _dots(mark, row, wide, x_data, num, following, out):
-    """Multiply a row with each token; with several of them it is unpacked once, to ``wide``."""
-    if out.shape[0] == 1:
-        out[0] = rows.dot(mark, row, x_data, num, following)
-        return
-    rows.unpack(mark, row, wide, num)
-    for b in range(out.shape[0]):
-        out[b] = rows.dot(_MARK_F32, wide, x_data + 4 * b * num, num, wide)
-
-
-@kernel()
-def _add_pending(mark, pending, factors, count, block, scales, minima, partial):
+def _add_pending(mark, width, pending, factors, count, block, scales, minima, partial):
     """Add the pending columns of one block of neurons to every token's sum."""
-    for b in range(partial.shape[0]):
-        least = minima[block].ctypes.data if minima.shape[0] > 0 else 0
-        columns.add_columns(
-            mark, pending.ctypes.data, factors[b].ctypes.data, count, scales[block].ctypes.data, least,
-            partial[b].ctypes.data, partial.shape[1] // 32,
-        )  # fmt: skip
+    least = minima[block].ctypes.data if minima.shape[0] > 0 else 0
+    columns.add_columns(
+        mark, width, pending.ctypes.data, factors.ctypes.data, count, scales[block].ctypes.data, least,
+        partial.ctypes.data, 4 * partial.shape[1], partial.shape[1] // 32,
+    )  # fmt: skip
 
 
 @kernel()
 def _ffn_chunk(
-    x, records, gated, mark, down_mark, row_bytes, biases, scales, minima, ids, first, last, rule, threshold,
-    partial, active,
+    x, batch, num, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids, first, last, rule,
+    threshold, partial, active,
 ):  # fmt: skip
-    """Add up neurons ids[first:last] into partial [B, at least D].
+    """Add up neurons ids[first:last] into partial [width, at least D]; x is the scratch that ``prepare`` filled.
 
     Rows are read while the record is in cache. Columns that share scales wait until the block of neurons changes.
     """
-    batch, num = x.shape
-    wide_rows = np.empty(num if batch > 1 else 1, np.float32)
+    tokens = len(width)
+    wide_rows = np.empty(num if tokens > 1 else 1, np.float32)
     wide = wide_rows.ctypes.data
     x_data, partial_data, partial_bytes = x.ctypes.data, partial.ctypes.data, 4 * partial.shape[1]
     base, record_bytes = records.ctypes.data, records.shape[1]
-    gates, ups = np.zeros(batch, np.float32), np.empty(batch, np.float32)
-    pending, factors = np.empty(_MAX_PENDING, np.int64), np.zeros((batch, _MAX_PENDING), np.float32)
+    gates, ups = np.zeros(tokens, np.float32), np.empty(tokens, np.float32)
+    gates_data, ups_data = gates.ctypes.data, ups.ctypes.data
+    pending, factors = np.empty(_MAX_PENDING, np.int64), np.zeros((_MAX_PENDING, tokens), np.float32)
     count, block = 0, np.int64(-1)
     partial[:] = 0
     passed = True
@@ -94,12 +83,11 @@ def _ffn_chunk(
         neuron = np.int64(ids[k])
         row = base + neuron * record_bytes
         next_record = base + np.int64(ids[min(k + 1, last - 1)]) * record_bytes
-        # With more than one token a packed row is unpacked once, then used for all of them.
         any_passes = False
         if gated:
             # What is read after the gate row is guessed from the neuron before.
             following = row + row_bytes if passed else next_record
-            _dots(mark, row, wide, x_data, num, following, gates)
+            rows.dots(mark, width, row, x_data, num, following, gates_data)
             for b in range(batch):
                 if biases.shape[0] > 0:
                     gates[b] += biases[neuron, 0]
@@ -110,7 +98,7 @@ def _ffn_chunk(
                 for b in range(batch):
                     active[b, k] = 0
                 continue
-        _dots(mark, row, wide, x_data, num, row + row_bytes, ups)
+        rows.dots(mark, width, row, x_data, num, row + row_bytes, ups_data)
         any_passes = False
         for b in range(batch):
             active[b, k] = 0
@@ -131,15 +119,15 @@ def _ffn_chunk(
         row += row_bytes
         if len(down_mark) >= _FIRST_COLUMN:
             if count > 0 and (neuron >> 5 != block or count == _MAX_PENDING):
-                _add_pending(down_mark, pending, factors, count, block, scales, minima, partial)
+                _add_pending(down_mark, width, pending, factors, count, block, scales, minima, partial)
                 count = 0
             block = neuron >> 5
             pending[count] = row
             for b in range(batch):
-                factors[b, count] = gates[b] if active[b, k] else np.float32(0)
+                factors[count, b] = gates[b] if active[b, k] else np.float32(0)
             count += 1
             continue
-        if batch == 1:
+        if tokens == 1:
             rows.axpy(down_mark, row, gates[0], partial_data, num, next_record)
             continue
         rows.unpack(down_mark, row, wide, num)
@@ -147,65 +135,86 @@ def _ffn_chunk(
             if active[b, k]:
                 rows.axpy(_MARK_F32, wide, gates[b], partial_data + b * partial_bytes, num, wide)
     if count > 0:
-        _add_pending(down_mark, pending, factors, count, block, scales, minima, partial)
+        _add_pending(down_mark, width, pending, factors, count, block, scales, minima, partial)
     # numba frees an array after its last use by name: these keep the memory behind addresses alive.
-    wide_rows[0], pending[0], factors[0, 0] = 0, 0, 0
+    wide_rows[0], pending[0], factors[0, 0], gates[0], ups[0] = 0, 0, 0, 0, 0
+
+
+@kernel()
+def prepare(x, mark, width, inputs):
+    """Write tokens x [B, D] to the scratch as rows of this mark read them."""
+    if x.shape[0] < len(width):
+        inputs[:] = 0
+    rows.prepare(mark, width, x.ctypes.data, x.shape[0], x.shape[1], inputs.ctypes.data)
+
+
+@kernel()
+def _ffn_share(
+    inputs, batch, num, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids, chunk, rule,
+    threshold, partials, out, active, counters,
+):  # fmt: skip
+    """One thread's share: sums over chunks of neurons, then the sum of these, token by token."""
+    chunks = partials.shape[0]
+    c = crew.take(counters, 0)
+    while c < chunks:
+        _ffn_chunk(
+            inputs, batch, num, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima,
+            ids, c * chunk, min((c + 1) * chunk, ids.shape[0]), rule, threshold, partials[c], active,
+        )  # fmt: skip
+        crew.finish(counters, 0)
+        c = crew.take(counters, 0)
+    crew.wait(counters, 0, chunks)
+    b = crew.take(counters, 1)
+    while b < batch:
+        out[b] = 0
+        for c in range(chunks):
+            for d in range(num):
+                out[b, d] += partials[c, b, d]
+        b = crew.take(counters, 1)
 
 
 @kernel(parallel=True)
 def ffn(
-    x, records, gated, mark, down_mark, row_bytes, biases, scales, minima, ids, chunk, rule, threshold, partials,
-    out, active,
+    x, inputs, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids, chunk, rule, threshold,
+    partials, out, active, counters, helpers,
 ):  # fmt: skip
-    for c in prange(partials.shape[0]):
-        _ffn_chunk(
-            x, records, gated, mark, down_mark, row_bytes, biases, scales, minima, ids,
-            c * chunk, min((c + 1) * chunk, ids.shape[0]), rule, threshold, partials[c], active,
+    prepare(x, mark, width, inputs)
+    crew.clear(counters)
+    for _ in prange(helpers):
+        _ffn_share(
+            inputs, x.shape[0], x.shape[1], records, gated, mark, width, down_mark, row_bytes, biases, scales, minima,
+            ids, chunk, rule, threshold, partials, out, active, counters,
         )  # fmt: skip
-    _sum_partials(partials, out)
 
 
 @kernel()
-def ffn_serial(
-    x, records, gated, mark, down_mark, row_bytes, biases, scales, minima, ids, chunk, rule, threshold, partials,
-    out, active,
-):  # fmt: skip
-    for c in range(partials.shape[0]):
-        _ffn_chunk(
-            x, records, gated, mark, down_mark, row_bytes, biases, scales, minima, ids,
-            c * chunk, min((c + 1) * chunk, ids.shape[0]), rule, threshold, partials[c], active,
-        )  # fmt: skip
-    _sum_partials(partials, out)
-
-
-@kernel()
-def _sum_partials(partials, out):
-    out[:] = 0
-    for c in range(partials.shape[0]):
-        for b in range(out.shape[0]):
-            for d in range(out.shape[1]):
-                out[b, d] += partials[c, b, d]
-
-
-@kernel()
-def _matvec_chunk(x, matrix, mark, first, last, out):
-    """Multiply rows first:last of the matrix with every token."""
-    batch, num = x.shape
-    wide_rows, products = np.empty(num if batch > 1 else 1, np.float32), np.empty(batch, np.float32)
+def matvec_chunk(inputs, num, matrix, mark, width, first, last, out):
+    """Multiply rows first:last of the matrix with every prepared token; out is [B, rows]."""
+    products = np.empty(len(width), np.float32)
     for v in range(first, last):
         row = matrix.ctypes.data + v * matrix.shape[1]
-        _dots(mark, row, wide_rows.ctypes.data, x.ctypes.data, num, row + matrix.shape[1], products)
-        for b in range(batch):
+        rows.dots(mark, width, row, inputs.ctypes.data, num, row + matrix.shape[1], products.ctypes.data)
+        for b in range(out.shape[0]):
             out[b, v] = products[b]
-    wide_rows[0] = 0  # keeps the scratch alive, as in _ffn_chunk
+    products[0] = 0  # keeps the scratch alive, as in _ffn_chunk
+
+
+@kernel()
+def product_share(inputs, num, matrix, mark, width, chunk, out, counters, stage):
+    """One thread's share of a product: chunks of the matrix's rows, until none is left."""
+    num_rows = matrix.shape[0]
+    chunks = (num_rows + chunk - 1) // chunk
+    c = crew.take(counters, stage)
+    while c < chunks:
+        matvec_chunk(inputs, num, matrix, mark, width, c * chunk, min((c + 1) * chunk, num_rows), out)
+        crew.finish(counters, stage)
+        c = crew.take(counters, stage)
+    crew.wait(counters, stage, chunks)
 
 
 @kernel(parallel=True)
-def matvec(x, matrix, mark, chunk, out):
-    for c in prange((matrix.shape[0] + chunk - 1) // chunk):
-        _matvec_chunk(x, matrix, mark, c * chunk, min((c + 1) * chunk, matrix.shape[0]), out)
-
-
-@kernel()
-def matvec_serial(x, matrix, mark, chunk, out):
-    _matvec_chunk(x, matrix, mark, 0, matrix.shape[0], out)
+def matvec(x, inputs, matrix, mark, width, chunk, out, counters, helpers):
+    prepare(x, mark, width, inputs)
+    crew.clear(counters)
+    for _ in prange(helpers):
+        product_share(inputs, x.shape[1], matrix, mark, width, chunk, out, counters, 0)

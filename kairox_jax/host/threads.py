@@ -100,11 +100,14 @@ def start() -> str:
 
 
 @contextmanager
-def own(num_threads: int | None = None) -> Iterator[None]:
+def own(num_threads: int | None = None) -> Iterator[int]:
     """Own the parallel regions for a while.
 
     Args:
         num_threads: threads to use, at most ``thread_count()``; None takes all of them.
+
+    Yields:
+        The threads that regions have meanwhile.
     """
     with owner:
         start()
@@ -112,4 +115,4 @@ def own(num_threads: int | None = None) -> Iterator[None]:
         wanted = most if num_threads is None else max(1, min(num_threads, most))
         if numba.get_num_threads() != wanted:
             numba.set_num_threads(wanted)
-        yield
+        yield wanted

@@ -18,14 +18,17 @@ from tiny_model import (
     VOCAB,
     Churn,
     Scripted,
+    all_logits,
     hybrid_of,
+    relative_error,
     tiny_engine,
 )
 
-from kairox_jax.config import GenerationConfig, PlacementConfig
+from kairox_jax.config import HOST_ACTIVATIONS, GenerationConfig, PlacementConfig
 from kairox_jax.engine import Engine, GenerationResult
 from kairox_jax.engine import engine as engine_module
 from kairox_jax.io import open_checkpoint
+from kairox_jax.io.convert import Conversion, convert
 from kairox_jax.io.trace import read_trace
 
 CONTEXT = 64
@@ -121,6 +124,21 @@ def test_replay_13_the_placement_is_in_the_log_and_in_the_statistics(exact: Engi
     assert "48 of 160 neurons a layer in float32 device slots" in exact.describe()
     assert "policy guide" in exact.describe() and "host" in exact.describe()
     assert exact.generate(PROMPT, GREEDY).to_json()["placement"], "the statistics do not say what is where"
+
+
+def test_host_activations_are_used_and_said(tmp_path: Path) -> None:
+    folder, ids = tmp_path / "quantised", [5, 9, 40, 3, 77, 12]
+    job = Conversion(source=open_checkpoint(TINY), target=folder, quantize="q8_0")
+    convert(job, note=lambda line: None, report=lambda done, total: None)
+    logits = {}
+    for activations in HOST_ACTIVATIONS:
+        with tiny_engine(folder, gpu_cache_neurons=0, host_activations=activations) as engine:
+            logits[activations] = all_logits(engine, ids, prompt=3)
+            assert f"{activations} activations" in engine.describe()
+            assert engine.placement()["host_activations"] == activations
+    assert 1e-5 < relative_error(logits["int8"], logits["float32"]) < 5e-2
+    with pytest.raises(ValueError, match="--host-activations int8 needs --host-callback split, not ffi"):
+        PlacementConfig(host_activations="int8", host_callback="ffi")
 
 
 def test_replay_13_a_number_of_host_threads_is_honoured_or_refused() -> None:

@@ -25,7 +25,16 @@ from kairox_jax.io import open_checkpoint
 MODELS = Path(__file__).parents[1] / "data/models"
 TINY = MODELS / "relu-llama"
 NUM_LAYERS, NUM_NEURONS, VOCAB = 2, 160, 131
-DENSE_PARTS = {"device": DeviceDense, "host": HostDense}
+
+
+class DeviceInstead(DeviceDense):
+    """Stands where the engine makes a ``HostDense``."""
+
+    def __init__(self, checkpoint: Any, *, activations: str, **sizes: int) -> None:
+        super().__init__(checkpoint, **sizes)
+
+
+DENSE_PARTS = {"device": DeviceInstead, "host": HostDense}
 GREEDY = GenerationConfig(max_tokens=16, temperature=0, ignore_eos=True)
 
 

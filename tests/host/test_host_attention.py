@@ -15,6 +15,7 @@ from kairox_jax.models import Attention, KVCache, normalise, rotary_frequencies
 from kairox_jax.quant import PackedRows
 
 TOLERANCE = 1e-5  # relative
+ROUNDED = 2e-2  # with rounded inputs of two products and of the softmax between them
 LENGTH = 64
 CONFIG = ModelConfig(
     family="llama",
@@ -75,7 +76,7 @@ class Case:
         lengths |= {"bqkv": rows * config.qkv_bias, "bo": dim * config.out_bias}
         self.biases = {name: draw(length) for name, length in lengths.items() if length}
 
-    def host(self, positions: list[int]) -> tuple[np.ndarray, ...]:
+    def host(self, positions: list[int], activations: str = "float32") -> tuple[np.ndarray, ...]:
         """Return x, h, keys and values after the host's block."""
         start = np.array(positions, np.int32)
         rotary = self.config.positions == "rotary"
@@ -84,7 +85,7 @@ class Case:
         x, keys, values = self.x.copy(), self.keys.copy(), self.values.copy()
         matrices = {"wqkv": self.wqkv, "wo": self.wo}
         weights = AttentionWeights(norm=self.norm, ffn_norm=self.ffn_norm, **matrices, **self.biases)
-        runner = HostAttention(self.config, batch=len(positions), length=LENGTH)
+        runner = HostAttention(self.config, batch=len(positions), length=LENGTH, activations=activations)
         cache_rows = np.arange(len(start), dtype=np.int32)
         h = runner.front(weights, x, keys, values, cache_rows, start, np.cos(angle), np.sin(angle))
         return x, h.copy(), keys, values
@@ -170,6 +171,15 @@ def test_one_token_of_each_kind_of_block(rng: np.random.Generator, variant: str,
         assert got.dtype == np.float32 and relative_error(got, want) < TOLERANCE
     for got, want in zip(host[:2], exact, strict=True):
         assert relative_error(got, want) < TOLERANCE
+
+
+@pytest.mark.parametrize("where", ["middle", "two ends"])
+@pytest.mark.parametrize("name", ["q8_0", "q4_1"])
+def test_int8_activations_stay_close(rng: np.random.Generator, name: str, where: str) -> None:
+    case = Case(rng, name, len(POSITIONS[where]))
+    rounded, exact = case.host(POSITIONS[where], "int8"), case.numpy(POSITIONS[where])
+    for got, want in zip(rounded[:2], exact, strict=True):
+        assert TOLERANCE < relative_error(got, want) < ROUNDED
 
 
 def test_only_the_new_position_of_the_cache_is_written(rng: np.random.Generator) -> None:
