@@ -26,7 +26,15 @@ from benchmarks.tables import cpu_decode_report
 START = perf_counter()
 PEER = "llama.cpp"
 SLOTS = (0, 384, 768)
-RIVALS = ("dense", *(f"exact {slots}" for slots in SLOTS), "predicted 0")
+OURS: dict[str, dict[str, Any]] = {
+    "dense": {"mode": "dense", "slots": None},
+    **{f"exact {slots}": {"mode": "exact", "slots": slots} for slots in SLOTS},
+    "predicted 0": {"mode": "predicted", "slots": 0},
+    "dense int8": {"mode": "dense", "slots": None, "activations": "int8"},
+    "exact 0 int8": {"mode": "exact", "slots": 0, "activations": "int8"},
+    "predicted 0 int8": {"mode": "predicted", "slots": 0, "activations": "int8"},
+}
+RIVALS = tuple(OURS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +79,12 @@ def start_rivals(settings: Settings) -> tuple[dict[str, RivalProcess], str | Non
     Returns:
         The processes by name in their turn, and why llama.cpp is missing, or None.
     """
-    ours: dict[str, dict[str, Any]] = {"dense": {"mode": "dense", "slots": None}}
-    ours |= {f"exact {slots}": {"mode": "exact", "slots": slots} for slots in SLOTS}
-    ours["predicted 0"] = {"mode": "predicted", "slots": 0}
-    ours = {name: ours[name] for name in settings.rivals}
     rivals: dict[str, RivalProcess] = {}
     try:
-        for name, what in ours.items():
+        for name in settings.rivals:
             say(f"loading {name}")
-            rivals[name] = RivalProcess("kairox", model=settings.model, context=settings.context, **what)
+            what = {"model": settings.model, "context": settings.context, **OURS[name]}
+            rivals[name] = RivalProcess("kairox", **what)
         first = rivals[settings.rivals[0]].facts
         missing = peer_missing(first["model_path"])
         if missing is None:

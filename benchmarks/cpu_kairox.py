@@ -41,11 +41,14 @@ class KairoxRival:
         mode: "dense", "exact" or "predicted".
         slots: device slots a layer, but in ``dense`` mode.
         context: positions.
+        activations: of the host's kernels: "float32" or "int8".
     """
 
-    def __init__(self, *, model: str, mode: str, slots: int | None, context: int) -> None:
+    def __init__(
+        self, *, model: str, mode: str, slots: int | None, context: int, activations: str = "float32"
+    ) -> None:
         begin = perf_counter()
-        placement = PlacementConfig(gpu_cache_neurons=slots)
+        placement = PlacementConfig(gpu_cache_neurons=slots, host_activations=activations)
         self.engine = Engine(model, mode=mode, placement=placement, context_length=context)
         self.load_s = perf_counter() - begin
         if self.engine.device.platform != "cpu":
