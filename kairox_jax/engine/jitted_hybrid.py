@@ -20,7 +20,8 @@ class JittedHybrid(Hybrid):
     """A ``Hybrid`` whose layers are single programs.
 
     Inside one program device and host cannot be timed apart: a policy sees an equal part of the step as each layer's
-    device time, and as host time the neurons outside the slots times what one took, measured alone at the start.
+    device time, and as host time the neurons outside the slots times what one took, measured alone at the start, at
+    most the layer's part of the step.
     There are no forecasts: every gate is computed (``exact``).
 
     Args:
@@ -71,7 +72,7 @@ class JittedHybrid(Hybrid):
         run.gpu_ms = [(perf_counter() - begin) * 1e3 / num_layers] * num_layers
         for layer, (mask, neurons) in enumerate(zip(fired, outside, strict=True)):
             run.users[layer, neurons] = np.asarray(mask)[:, : len(neurons)].sum(axis=0, dtype=np.uint8)
-            run.cpu_ms.append(self._host_ms_per_record * len(neurons))
+            run.cpu_ms.append(min(self._host_ms_per_record * len(neurons), run.gpu_ms[layer]))
             run.evaluated += len(neurons)
         return run
 
