@@ -24,6 +24,7 @@ RANKS = {
     "kairox_jax.server": 5,
     "kairox_jax.commands": 5,
     "kairox_jax.cli": 6,
+    "kairox_jax.__main__": 7,
     "kairox_jax": 6,
     "training": 7,
     "benchmarks": 8,
