@@ -10,7 +10,6 @@ from typing import Protocol, TypeVar
 import numpy as np
 from jaxtyping import Float, Int
 
-from kairox_jax.engine import prefill
 from kairox_jax.engine.hybrid import StepCounts
 from kairox_jax.engine.results import Chunk, GenerationResult
 from kairox_jax.engine.rows import CacheRows
@@ -22,6 +21,11 @@ T = TypeVar("T")
 
 class Runner(Protocol):
     """A model with the caches of several sequences."""
+
+    @property
+    def piece_tokens(self) -> int:
+        """Tokens of a prompt that are run before other sequences have their turn."""
+        ...
 
     def prefill_logits(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[np.ndarray, " V"]:
         """Run a prompt's tokens from position ``start`` of a row and return the logits after the last one."""
@@ -132,7 +136,7 @@ class Batch:
 
     def _run_piece(self, running: Running) -> Iterator[Event]:
         prompt, first = running.sequence.prompt_ids, running.position
-        last = min(first + prefill.CHUNKS[-1], len(prompt))
+        last = min(first + self.runner.piece_tokens, len(prompt))
         begin = perf_counter()
         self.rows.forget(running.row, first)  # an interrupted piece leaves nothing that counts
         logits = self._guarded(

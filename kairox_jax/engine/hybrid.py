@@ -16,10 +16,11 @@ from kairox_jax.engine.counts import Pass, StepCounts
 from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.forecast import Forecast
 from kairox_jax.engine.host_dense import HostDense
+from kairox_jax.engine.host_prefill import HostPrefill
 from kairox_jax.engine.link import Link
 from kairox_jax.engine.meter import Meter, time_residents
 from kairox_jax.engine.migrate import Migrator
-from kairox_jax.engine.prefill import Prefill
+from kairox_jax.engine.prefill import LAST_STEPS, Prefill, whole_pieces
 from kairox_jax.engine.programs import resident_program
 from kairox_jax.host import LayerFfn, Rule, thread_count
 from kairox_jax.placement import NeuronStore, SlotTable, empty_slots
@@ -97,10 +98,14 @@ class Hybrid:
             max_moves=max_moves,
             link=link,
         )
-        self.prefill = Prefill(store, dense, thresholds=thresholds, scales=self._scales)
+        on_host = isinstance(dense, HostDense)
+        self.prefill: Prefill = (HostPrefill if on_host else Prefill)(  # type: ignore[arg-type]
+            store, dense, thresholds=thresholds, scales=self._scales
+        )
+        self._step_tokens = dense.batch if on_host else 1  # of one prompt in a step
         self.state: Any = policy.init(shape, prior)
         self._resident = resident_program(config.activation, implementation)
-        self._shares_cores = isinstance(dense, HostDense)
+        self._shares_cores = on_host
         self._zero = np.zeros((dense.batch, config.d_model), np.float32)
         self._y_host = [np.empty_like(self._zero) for _ in range(2)]
         self._fired = np.empty((dense.batch, num_neurons), np.uint8)
@@ -211,8 +216,30 @@ class Hybrid:
 
     def prefill_logits(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[np.ndarray, " V"]:
         """Run a prompt's tokens from position ``start`` of a row and return the logits after the last one."""
+        few = 0 if self.forecast is not None else LAST_STEPS * self._step_tokens  # a forecast may miss something
+        cut = whole_pieces(len(ids), few, self.prefill.sizes)
+        if cut < len(ids):
+            return self._run_in_steps(ids, start, row, cut)
         x, zero = np.asarray(self.prefill(ids, start, row)), self._zero[:1]
         return self.dense.logits(x, zero, zero)[0]
+
+    def _run_in_steps(
+        self, ids: Int[np.ndarray, " T"], start: int, row: int, cut: int
+    ) -> Float[np.ndarray, " V"]:
+        """Run a prompt's first ``cut`` tokens through the prefill and the others as a step's; no policy sees them."""
+        if cut:
+            self.prefill(ids[:cut], start, row)
+        logits = np.empty(0, np.float32)
+        for first in range(cut, len(ids), self._step_tokens):
+            tokens = ids[first : first + self._step_tokens]
+            at = start + first + np.arange(len(tokens), dtype=np.int32)
+            logits = self._forward(tokens, at, np.full(len(tokens), row, np.int32)).logits[-1]
+        return logits
+
+    @property
+    def piece_tokens(self) -> int:
+        """Tokens of a prompt that are run before other sequences have their turn."""
+        return self.prefill.sizes[-1]
 
     def copy_row(self, source: int, target: int, end: int) -> None:
         """Copy the first ``end`` positions of one row of the cache to another."""

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from kairox_jax.engine.prefill import pieces
+from kairox_jax.engine.prefill import CHUNKS, pieces
 from kairox_jax.engine.programs import (
     attend_length,
     block_program,
@@ -28,6 +28,8 @@ class Whole:
         batch: B, sequences that the cache holds.
         context_length: the most positions of a sequence.
     """
+
+    piece_tokens = CHUNKS[-1]
 
     def __init__(self, decoder: Decoder, *, batch: int, context_length: int) -> None:
         config = decoder.config
@@ -54,7 +56,7 @@ class Whole:
     def prefill_logits(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[np.ndarray, " V"]:
         """Run a prompt's tokens in a row of the cache and return the logits after the last one."""
         x_last, rows = None, np.array([row], np.int32)
-        for first, last, size in pieces(start, len(ids)):
+        for first, last, size in pieces(start, len(ids), CHUNKS):
             padded = np.zeros((1, size), np.int32)
             padded[0, : last - first] = ids[first - start : last - start]
             x = self._run(padded, np.array([first], np.int32), rows)

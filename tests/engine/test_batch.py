@@ -134,9 +134,9 @@ def test_an_error_of_the_model_ends_all_and_leaves_clean_rows(monkeypatch: pytes
         alone = engine.generate(ids[0], greedy(5)).token_ids
         for each in ids:
             engine.begin(each, greedy(5))
+        list(engine.batch.advance())
         with monkeypatch.context() as patch:
             patch.setattr(hybrid_of(engine).dense, "front", lambda *args: 1 / 0)
-            list(engine.batch.advance())
             with pytest.raises(ZeroDivisionError):
                 for _ in range(3):
                     list(engine.batch.advance())
