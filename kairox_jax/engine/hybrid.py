@@ -216,7 +216,9 @@ class Hybrid:
 
     def prefill_logits(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[np.ndarray, " V"]:
         """Run a prompt's tokens from position ``start`` of a row and return the logits after the last one."""
-        few = 0 if self.forecast is not None else LAST_STEPS * self._step_tokens  # a forecast may miss something
+        few = (
+            0 if self.forecast is not None else LAST_STEPS * self._step_tokens
+        )  # a forecast may miss something
         cut = whole_pieces(len(ids), few, self.prefill.sizes)
         if cut < len(ids):
             return self._run_in_steps(ids, start, row, cut)

@@ -144,9 +144,7 @@ class Prefill:
             records = following
         return x
 
-    def _take_cache(
-        self, layer: int, row: int, attend: int
-    ) -> tuple[KVCache, Int[np.ndarray, " 1"] | None]:
+    def _take_cache(self, layer: int, row: int, attend: int) -> tuple[KVCache, Int[np.ndarray, " 1"] | None]:
         """Return what the program reads and donates, and where in it the sequence is."""
         del attend
         return self.dense.cache(layer, row)

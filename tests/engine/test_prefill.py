@@ -43,7 +43,14 @@ def test_the_last_tokens_of_a_prompt_may_be_steps(dense_part: str, parallel: int
     with tiny_engine(context_length=256, **settings) as engine:
         hybrid, row = hybrid_of(engine), parallel - 1
         in_steps = min(len(IDS), 2 * (parallel if dense_part == "host" else 1))
-        for start, end in ((0, 1), (0, in_steps), (0, 16 + in_steps), (5, 5 + in_steps), (64, 70), (100, 130)):
+        for start, end in (
+            (0, 1),
+            (0, in_steps),
+            (0, 16 + in_steps),
+            (5, 5 + in_steps),
+            (64, 70),
+            (100, 130),
+        ):
             if start:
                 hybrid.prefill(IDS[:start], 0, row)
             x = np.asarray(hybrid.prefill(IDS[start:end], start, row))

@@ -20,8 +20,8 @@ from kairox_jax.engine import (
     Request,
     TimedOut,
     Worker,
+    host_prefill,
 )
-from kairox_jax.engine import host_prefill
 
 LONG = GenerationConfig(max_tokens=200, temperature=0, ignore_eos=True)
 
