@@ -117,8 +117,8 @@ def test_cancelling_stops_between_the_pieces_of_a_prompt(monkeypatch):
     ids = [5, 6, 7] * 66
     with tiny_engine(context_length=256) as engine:
         pieces: list[int] = []
-        prefill = engine._hybrid.prefill_logits  # type: ignore[union-attr]
-        engine._hybrid.prefill_logits = lambda new, at, row: (pieces.append(at), prefill(new, at, row))[1]  # type: ignore
+        together = engine._hybrid.prefill.together  # type: ignore[union-attr]
+        engine._hybrid.prefill.together = lambda new: (pieces.append(new[0].start), together(new))[1]  # type: ignore
         (last,) = engine.stream(ids, GREEDY, cancelled=lambda: len(pieces) == 1)
         assert pieces == [0] and last.result is not None and last.result.finish_reason == "cancelled"
         pieces.clear()
