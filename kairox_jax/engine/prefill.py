@@ -20,12 +20,11 @@ from kairox_jax.quant import SharedScales
 CHUNKS = (16, 64, 256)  # padded lengths of a piece of prompt, so that three shapes compile
 # On a CPU device, where no weight is streamed and a padded token costs as much as any other.
 HOST_CHUNKS = (16, 32, 64, 128, 256)
-# Of a batch: a piece of 128 tokens of SmolLM2-135M holds the others up for 0.3 s, one of 256 for 0.5 s; and the steps
-# at a prompt's end make up for the shortest.
-HOST_BATCH_CHUNKS = (32, 64, 128)
+# Of a batch: a piece of 128 tokens of SmolLM2-135M holds the others up for 0.3 s, one of 256 for 0.5 s.
+HOST_BATCH_CHUNKS = (16, 32, 64, 128)
 # Prompts that run in one piece, and its padded tokens. One of 64 tokens takes 182 ms, two 261 ms, four 405 ms, because
 # every neuron is unpacked once for all of them (on an accelerator: streamed to it).
-GROUPS, MAX_TOGETHER = (8, 4, 2, 1), 256
+GROUPS, MAX_TOGETHER = (4, 2, 1), 256
 # So many steps at a prompt's end are shorter than one more piece: of SmolLM2-135M on 2 cores a step of 8 tokens takes
 # 45 ms and a piece of 16 takes 105 ms.
 LAST_STEPS = 2

@@ -16,7 +16,8 @@ from kairox_jax.engine import NotReady, QueueFull, ServingError, TimedOut
 TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
 TEXTS = {404: "there is no {method} {path} here", 405: "{path} does not take {method}"}
 # Names of union branches in the location of a pydantic error, as in ("body", "prompt", "list[str]", 0).
-_BRANCHES = ("str", "int", "float", "bool", "list[", "dict[", "function-", "constrained-", "nullable")
+_TYPES = ("str", "int", "float", "bool", "nullable")
+_BRANCHES = ("list[", "dict[", "function-", "constrained-")
 # What to write instead of a field that another route has.
 _ELSEWHERE = {
     (
@@ -106,7 +107,7 @@ def from_validation(errors: Any, route: str = "") -> ApiError:
     for part in where:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not part.startswith(_BRANCHES):
+        elif part not in _TYPES and not part.startswith(_BRANCHES):
             path += f".{part}" if path else part
     path = path[:200].encode("ascii", "backslashreplace").decode()
     if error["type"] == "extra_forbidden":

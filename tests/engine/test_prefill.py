@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_model import DENSE_PARTS, GREEDY, VOCAB, hybrid_of, relative_error, tiny_engine
+from tiny_model import DENSE_PARTS, GREEDY, MODELS, VOCAB, hybrid_of, relative_error, tiny_engine
 
+from kairox_jax.balancing import Plan
 from kairox_jax.engine.prefill import CHUNKS, HOST_CHUNKS, Piece, pieces, whole_pieces
 
 TOLERANCE = 1e-5  # float32 sums in another order
@@ -128,9 +129,26 @@ def test_shapes_are_prepared_without_a_trace_in_the_cache() -> None:
         while engine.prepare():
             prepared += 1
         compiled = hybrid.prefill._layer._cache_size()  # type: ignore[attr-defined]
-        assert prepared == 6  # one prompt or two, of 32, 64 and 128 tokens
+        assert prepared == 8  # one prompt or two, of 16, 32, 64 and 128 tokens
         np.testing.assert_array_equal(hybrid.step(*step)[0], want)
         pieces = [Piece(IDS[:60], 0, row) for row in range(2)]
         hybrid.prefill.together(pieces)
         hybrid.prefill.together(pieces[:1])
         assert hybrid.prefill._layer._cache_size() == compiled  # type: ignore[attr-defined]
+
+
+def test_a_prompt_does_not_depend_on_where_the_neurons_are_if_a_threshold_drops_them() -> None:
+    """Another rounding would drop others: the same program computes all of a prompt, whatever is reused of it."""
+    with tiny_engine(
+        MODELS / "prosparse-llama", gpu_cache_neurons=40, context_length=256, parallel=4
+    ) as engine:
+        hybrid = hybrid_of(engine)
+        assert hybrid.few_tokens == 0
+        hybrid.prefill_logits(IDS[:49], 0, 1)
+        want = hybrid.prefill_logits(IDS[49:50], 49, 1).copy()
+        assert hybrid.table.resident(0).any()
+        hybrid.migrator.submit(0, Plan(np.empty(0, np.int32), np.flatnonzero(hybrid.table.resident(0))))
+        hybrid._refresh(0)
+        np.testing.assert_array_equal(hybrid.prefill_logits(IDS[49:50], 49, 1), want)
+        together = hybrid.prefill_together([Piece(IDS[:9], 0, 0), Piece(IDS[49:50], 49, 1)])
+        assert relative_error(together[1], want) < TOLERANCE

@@ -60,6 +60,15 @@ def test_errors_have_openais_shape(server: Server, method: str, path: str, body:
         ("chat/completions", {"messages": []}, "messages", "at least 1"),
         ("completions", {"prompt": "A", "stop": ["x"] * 17}, "stop", "at most 16"),
         ("completions", {"prompt": "A", "n": 0}, "n", "greater than or equal to 1"),
+        ("completions", {"prompt": "A", "stream": "yes"}, "stream", "valid boolean"),
+        (
+            "completions",
+            {"prompt": "A", "stream": True, "stream_options": {"x": 1}},
+            "stream_options.x",
+            "leave it out",
+        ),
+        ("completions", {"prompt": "A", "stop": [1]}, "stop[0]", "expected a text"),
+        ("completions", {"prompt": "A", "logit_bias": {"3": "x"}}, "logit_bias.3", "valid number"),
         ("completions", {"prompt": ["A"] * 65}, "prompt", "ask for fewer"),
     ],
 )
