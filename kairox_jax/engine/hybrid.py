@@ -105,7 +105,8 @@ class Hybrid:
         else:
             self.prefill = DevicePrefill(store, dense, **settings)
         self._shares_cores = isinstance(dense, HostDense)
-        self._drops_at_a_step = config.activation in ("silu", "fatrelu") and bool((thresholds > 0).any())
+        drops = config.activation == "fatrelu" and bool((thresholds > 0).any())
+        self._wants_pieces = forecast is not None or drops or host_activations != "float32"
         self.state: Any = policy.init(shape, prior)
         self._resident = resident_program(config.activation, implementation)
         self._zero = np.zeros((dense.batch, config.d_model), np.float32)
@@ -220,11 +221,11 @@ class Hybrid:
     def few_tokens(self) -> int:
         """Tokens at a prompt's end that are run as those of a step, at most.
 
-        Only the host's kernels take several of one sequence in a step. A forecast might miss something, so no prompt
-        is run by one. And where a threshold drops neurons, another rounding drops others: of SmolLM2-135M logits then
-        differ by 0.04. Pieces do not depend on where the neurons are, and its bits not on how a prompt is cut.
+        Only the host's kernels take several of one sequence in a step. None where pieces give more than another
+        rounding: a forecast might miss something, int8 inputs are coarser, and where a threshold drops a neuron
+        whole, a rounding decides on it, which in a step is another one where the neuron has moved.
         """
-        if self.forecast is not None or self._drops_at_a_step:
+        if self._wants_pieces:
             return 0
         return LAST_STEPS * self.dense.batch if isinstance(self.dense, HostDense) else 1
 
