@@ -67,7 +67,7 @@ def test_errors_have_openais_shape(server: Server, method: str, path: str, body:
             "stream_options.x",
             "leave it out",
         ),
-        ("completions", {"prompt": "A", "stop": [1]}, "stop[0]", "expected a text"),
+        ("completions", {"prompt": "A", "stop": [1]}, "stop", "expected a text"),
         ("completions", {"prompt": "A", "logit_bias": {"3": "x"}}, "logit_bias.3", "valid number"),
         ("completions", {"prompt": ["A"] * 65}, "prompt", "ask for fewer"),
     ],
