@@ -16,6 +16,7 @@ OWN_VARIABLES = (
     "KAIROX_CACHE",
     "KAIROX_REQUIRE_CHROMIUM",
     "KAIROX_REQUIRE_MODEL",
+    "KAIROX_REQUIRE_NODE",
 )  # read by the registry and by the tests
 
 
@@ -55,6 +56,12 @@ class Flag:
 
 class Parser(argparse.ArgumentParser):
     """Raises UsageError with one line where argparse would print its usage and exit."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = re.compile(
+            r"-\.?\d"
+        )  # so that -5GB is a value: then it is told why not
 
     def error(self, message: str) -> NoReturn:
         """Raise ``message`` with the place to look it up."""

@@ -10,7 +10,15 @@ from typing import Any
 from kairox_jax.commands.flags import Flag, UsageError, add_flags, number, positive_number, whole_number
 from kairox_jax.commands.launch import prepare_environment, start_engine
 from kairox_jax.commands.options import MODEL, OUTPUT, PLACEMENT, SAMPLING, placement_config
-from kairox_jax.config import GenerationConfig, parse_bytes
+from kairox_jax.config import MAX_PARALLEL, GenerationConfig, parse_bytes
+
+
+def sequences(text: str) -> int:
+    """Convert to a number of sequences that one step can take."""
+    if (value := positive_number(text)) > MAX_PARALLEL:
+        raise ValueError(f"{text!r}: choose 1 to {MAX_PARALLEL} sequences")
+    return value
+
 
 FLAGS = {
     "server": (
@@ -45,9 +53,9 @@ FLAGS = {
             dest="parallel",
             names=("--parallel",),
             metavar="N",
-            convert=positive_number,
+            convert=sequences,
             default=1,
-            help="sequences that share each step, 1 to 8; each has a cache of the whole context",
+            help=f"sequences that share each step, 1 to {MAX_PARALLEL}; each has a cache of the whole context",
         ),
         Flag(
             dest="max_waiting",

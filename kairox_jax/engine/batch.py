@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol, TypeVar
@@ -10,8 +11,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 from jaxtyping import Float, Int
 
-from kairox_jax.engine import prefill
 from kairox_jax.engine.hybrid import StepCounts
+from kairox_jax.engine.prefill import GROUPS, MAX_TOGETHER, Piece
 from kairox_jax.engine.results import Chunk, GenerationResult
 from kairox_jax.engine.rows import CacheRows
 from kairox_jax.engine.sequence import Sequence
@@ -23,8 +24,21 @@ T = TypeVar("T")
 class Runner(Protocol):
     """A model with the caches of several sequences."""
 
-    def prefill_logits(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[np.ndarray, " V"]:
-        """Run a prompt's tokens from position ``start`` of a row and return the logits after the last one."""
+    @property
+    def few_tokens(self) -> int:
+        """Tokens at a prompt's end that ``run_few`` takes, at most."""
+        ...
+
+    def next_piece(self, length: int) -> tuple[int, int]:
+        """Return how many of a prompt's ``length`` remaining tokens to run next, and to how many they are padded."""
+        ...
+
+    def prefill_together(self, prompts: Ids[Piece]) -> Float[np.ndarray, "n V"]:
+        """Run one piece of each of n prompts and return the logits after each one's last token."""
+        ...
+
+    def run_few(self, prompts: Ids[Piece]) -> Float[np.ndarray, "n V"]:
+        """Run the last few tokens of n prompts and return the logits after each one's last token."""
         ...
 
     def step(
@@ -57,9 +71,14 @@ class Running:
     result: GenerationResult | None = None
 
     @property
-    def in_prompt(self) -> bool:
-        """Whether the prompt is not through yet."""
-        return self.position < len(self.sequence.prompt_ids)
+    def left(self) -> int:
+        """Tokens of the prompt that are still to run."""
+        return max(len(self.sequence.prompt_ids) - self.position, 0)
+
+    def piece(self, tokens: int) -> Piece:
+        """Return so many of the prompt's next tokens."""
+        ids = self.sequence.prompt_ids[self.position : self.position + tokens]
+        return Piece(np.array(ids, np.int32), self.position, self.row)
 
 
 Event = tuple[Running, Chunk | Exception]
@@ -104,7 +123,7 @@ class Batch:
         return running
 
     def advance(self) -> Iterator[Event]:
-        """Run one piece of one prompt, then one token of every sequence whose prompt is through.
+        """Run a piece of some prompts, then one token of every sequence whose prompt was through before.
 
         Yields:
             Each sequence's next chunk; the last one of a sequence has its result. An error of one sequence, such as
@@ -113,12 +132,27 @@ class Batch:
         Raises:
             Exception: what the model raised; every sequence has ended then.
         """
-        decoding = [each for each in self.running if not each.in_prompt]
-        waiting = next((each for each in self.running if each.in_prompt), None)
-        if waiting is not None:
-            yield from self._run_piece(waiting)
-        if decoding:
+        decoding = [each for each in self.running if not each.left]
+        few = self.runner.few_tokens
+        if group := self._group([each for each in self.running if each.left > few]):
+            yield from self._run_prompts(group, self.runner.prefill_together)
+        if short := [(each, each.left) for each in self.running if 0 < each.left <= few]:
+            yield from self._run_prompts(short, self.runner.run_few)
+        if decoding := [each for each in decoding if each in self.running]:
             yield from self._run_step(decoding)
+
+    def _group(self, waiting: list[Running]) -> list[tuple[Running, int]]:
+        """Choose prompts whose next pieces run together, the first in any case, and say how long these are.
+
+        Others join where their piece is padded to as many tokens, or to half as many.
+        """
+        if not waiting:
+            return []
+        planned = [(each, *self.runner.next_piece(each.left)) for each in waiting]
+        size = planned[0][2]
+        alike = [(each, tokens) for each, tokens, padded in planned if padded in (size, size // 2)]
+        count = next(n for n in GROUPS if n <= len(alike) and n * size <= max(size, MAX_TOGETHER))
+        return alike[:count]
 
     def cancel(self, running: Running) -> Chunk:
         """End a sequence between two steps; returns its last chunk, with the finish reason "cancelled"."""
@@ -130,19 +164,22 @@ class Batch:
             self._leave(running)
             self.rows.forget(running.row, 0)
 
-    def _run_piece(self, running: Running) -> Iterator[Event]:
-        prompt, first = running.sequence.prompt_ids, running.position
-        last = min(first + prefill.CHUNKS[-1], len(prompt))
+    def _run_prompts(
+        self, group: list[tuple[Running, int]], run: Callable[[list[Piece]], Float[np.ndarray, "n V"]]
+    ) -> Iterator[Event]:
+        """Run so many tokens of each prompt; of a shared piece each of them counts all of the time."""
         begin = perf_counter()
-        self.rows.forget(running.row, first)  # an interrupted piece leaves nothing that counts
-        logits = self._guarded(
-            lambda: self.runner.prefill_logits(np.asarray(prompt[first:last], np.int32), first, running.row)
-        )
-        self.rows.put(running.row, first, prompt[first:last])
-        running.position = last
-        running.stats.prefill_s += perf_counter() - begin
-        if not running.in_prompt:
-            yield from self._feed(running, logits, None)
+        pieces = [each.piece(tokens) for each, tokens in group]
+        for piece in pieces:
+            self.rows.forget(piece.row, piece.start)  # an interrupted piece leaves nothing that counts
+        logits = self._guarded(lambda: run(pieces))
+        passed_s = perf_counter() - begin
+        for (each, tokens), piece, values in zip(group, pieces, logits, strict=True):
+            self.rows.put(piece.row, piece.start, piece.ids.tolist())
+            each.position += tokens
+            each.stats.prefill_s += passed_s
+            if not each.left and each in self.running:  # not cancelled since the piece began
+                yield from self._feed(each, values, None)
 
     def _run_step(self, decoding: list[Running]) -> Iterator[Event]:
         begin = perf_counter()

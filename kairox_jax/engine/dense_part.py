@@ -18,7 +18,7 @@ from kairox_jax.engine.programs import (
     some_rows,
     split_module,
 )
-from kairox_jax.models import KVCache, Norm, empty_cache, load_attention, load_down_biases, load_norm
+from kairox_jax.models import Norm, empty_cache, load_attention, load_down_biases, load_norm
 from kairox_jax.models.load import TensorSource
 
 Vectors = Float[Array, "n D"] | Float[np.ndarray, "n D"]
@@ -103,15 +103,7 @@ class DeviceDense:
         """Merge the last FFN and return the logits on the host."""
         return np.asarray(self._logits(self.out_norm, self.output, x + y_device + y_host))
 
-    def cache(self, layer: int, row: int) -> tuple[KVCache, Int[np.ndarray, " 1"] | None]:
-        """Return a layer's cache for the prefill, which donates it, and where its sequence is in it."""
-        return self.caches[layer], some_rows(np.array([row], np.int32), self.batch)
-
     def copy_row(self, source: int, target: int, end: int) -> None:
         """Copy the first ``end`` positions of one row of the cache to another."""
         del end  # whole rows: one compiled shape
         self.caches = [copy_cache_row(cache, source, target) for cache in self.caches]
-
-    def put_cache(self, layer: int, cache: KVCache, row: int, *, start: int, end: int) -> None:
-        """Take the cache back, with positions ``start`` .. ``end - 1`` of that row new."""
-        self.caches[layer] = cache

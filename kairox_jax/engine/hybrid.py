@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -16,10 +16,11 @@ from kairox_jax.engine.counts import Pass, StepCounts
 from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.forecast import Forecast
 from kairox_jax.engine.host_dense import HostDense
+from kairox_jax.engine.host_prefill import HostPrefill
 from kairox_jax.engine.link import Link
 from kairox_jax.engine.meter import Meter, time_residents
 from kairox_jax.engine.migrate import Migrator
-from kairox_jax.engine.prefill import Prefill
+from kairox_jax.engine.prefill import LAST_STEPS, DevicePrefill, Piece, Prefill, pieces, whole_pieces
 from kairox_jax.engine.programs import resident_program
 from kairox_jax.host import LayerFfn, Rule, thread_count
 from kairox_jax.placement import NeuronStore, SlotTable, empty_slots
@@ -97,10 +98,17 @@ class Hybrid:
             max_moves=max_moves,
             link=link,
         )
-        self.prefill = Prefill(store, dense, thresholds=thresholds, scales=self._scales)
+        settings: dict[str, Any] = dict(thresholds=thresholds, scales=self._scales)
+        self.prefill: Prefill
+        if isinstance(dense, HostDense):
+            self.prefill = HostPrefill(store, dense, **settings)
+        else:
+            self.prefill = DevicePrefill(store, dense, **settings)
+        self._shares_cores = isinstance(dense, HostDense)
+        drops = config.activation == "fatrelu" and bool((thresholds > 0).any())
+        self._wants_pieces = forecast is not None or drops or host_activations != "float32"
         self.state: Any = policy.init(shape, prior)
         self._resident = resident_program(config.activation, implementation)
-        self._shares_cores = isinstance(dense, HostDense)
         self._zero = np.zeros((dense.batch, config.d_model), np.float32)
         self._y_host = [np.empty_like(self._zero) for _ in range(2)]
         self._fired = np.empty((dense.batch, num_neurons), np.uint8)
@@ -209,10 +217,52 @@ class Hybrid:
             self._forward(nothing, nothing, np.arange(n, dtype=np.int32))
         self.migrator.warm_up()
 
+    @property
+    def few_tokens(self) -> int:
+        """Tokens at a prompt's end that are run as those of a step, at most.
+
+        Only the host's kernels take several of one sequence in a step. None where pieces give more than another
+        rounding: a forecast might miss something, int8 inputs are coarser, and where a threshold drops a neuron
+        whole, a rounding decides on it, which in a step is another one where the neuron has moved.
+        """
+        if self._wants_pieces:
+            return 0
+        return LAST_STEPS * self.dense.batch if isinstance(self.dense, HostDense) else 1
+
+    def next_piece(self, length: int) -> tuple[int, int]:
+        """Return how many of a prompt's ``length`` remaining tokens to run next, and to how many they are padded."""
+        sizes = self.prefill.sizes
+        cut = whole_pieces(length, self.few_tokens, sizes)
+        _, tokens, size = next(pieces(0, cut or length, sizes))
+        return tokens, size
+
+    def prefill_together(self, prompts: Sequence[Piece]) -> Float[np.ndarray, "n V"]:
+        """Run one piece of each of n prompts, none twice, and return the logits after each one's last token."""
+        x, zero = np.asarray(self.prefill.together(prompts)), self._zero[: len(prompts)]
+        return self.dense.logits(x, zero, zero)
+
+    def run_few(self, prompts: Sequence[Piece]) -> Float[np.ndarray, "n V"]:
+        """Run the last few tokens of n prompts as a step's; no policy sees them. Returns as ``prefill_together``."""
+        ids = np.concatenate([piece.ids for piece in prompts])
+        at = np.concatenate([piece.start + np.arange(len(piece.ids), dtype=np.int32) for piece in prompts])
+        rows = np.concatenate([np.full(len(piece.ids), piece.row, np.int32) for piece in prompts])
+        ends = np.cumsum([len(piece.ids) for piece in prompts]) - 1
+        logits = np.empty((len(prompts), self.config.vocab_size), np.float32)
+        for first in range(0, len(ids), self.dense.batch):
+            some = slice(first, first + self.dense.batch)
+            run = self._forward(ids[some], at[some], rows[some])
+            here = np.flatnonzero((ends >= first) & (ends < first + len(ids[some])))
+            logits[here] = run.logits[ends[here] - first]
+        return logits
+
     def prefill_logits(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[np.ndarray, " V"]:
         """Run a prompt's tokens from position ``start`` of a row and return the logits after the last one."""
-        x, zero = np.asarray(self.prefill(ids, start, row)), self._zero[:1]
-        return self.dense.logits(x, zero, zero)[0]
+        done, logits = 0, np.empty((1, 0), np.float32)
+        while (left := len(ids) - done) > self.few_tokens:
+            tokens, _ = self.next_piece(left)
+            logits = self.prefill_together([Piece(ids[done : done + tokens], start + done, row)])
+            done += tokens
+        return self.run_few([Piece(ids[done:], start + done, row)])[0] if left else logits[0]
 
     def copy_row(self, source: int, target: int, end: int) -> None:
         """Copy the first ``end`` positions of one row of the cache to another."""

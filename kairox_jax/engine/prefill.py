@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,35 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from kairox_jax.config import ModelConfig
-from kairox_jax.engine.programs import Leaves, Rebuild, attend_length, prefill_program
+from kairox_jax.engine.dense_part import DeviceDense
+from kairox_jax.engine.programs import Leaves, Rebuild, attend_length, prefill_program, some_rows
 from kairox_jax.models import KVCache, Norm
 from kairox_jax.placement import NeuronStore
 from kairox_jax.quant import SharedScales
 
 CHUNKS = (16, 64, 256)  # padded lengths of a piece of prompt, so that three shapes compile
+# On a CPU device, where no weight is streamed and a padded token costs as much as any other.
+HOST_CHUNKS = (16, 32, 64, 128, 256)
+# Of a batch: a piece of 128 tokens of SmolLM2-135M holds the others up for 0.3 s, one of 256 for 0.5 s.
+HOST_BATCH_CHUNKS = (16, 32, 64, 128)
+# Prompts that run in one piece, and its padded tokens. One of 64 tokens takes 182 ms, two 261 ms, four 405 ms, because
+# every neuron is unpacked once for all of them (on an accelerator: streamed to it).
+GROUPS, MAX_TOGETHER = (4, 2, 1), 256
+# So many steps at a prompt's end are shorter than one more piece: of SmolLM2-135M on 2 cores a step of 8 tokens takes
+# 45 ms and a piece of 16 takes 105 ms.
+LAST_STEPS = 2
+
+
+class Piece(NamedTuple):
+    """Consecutive tokens of a prompt, int32 [T], the position of the first, and the sequence's row of the cache."""
+
+    ids: Int[np.ndarray, " T"]
+    start: int
+    row: int
 
 
 class DensePart(Protocol):
-    """What the prefill needs of the dense part."""
+    """What the prefill needs of the dense part; how to reach the cache is told by ``Prefill``'s subclasses."""
 
     config: ModelConfig
     length: int
@@ -33,23 +52,22 @@ class DensePart(Protocol):
         """Return the residual stream before the first layer; ``start`` is the first token's position."""
         ...
 
-    def cache(self, layer: int, row: int) -> tuple[KVCache, Int[np.ndarray, " 1"] | None]:
-        """Return a layer's cache, which the prefill donates, and where in it the sequence ``row`` is."""
-        ...
 
-    def put_cache(self, layer: int, cache: KVCache, row: int, *, start: int, end: int) -> None:
-        """Take a layer's cache back, with positions ``start`` .. ``end - 1`` of a sequence new."""
-        ...
-
-
-def pieces(start: int, length: int) -> Iterator[tuple[int, int, int]]:
+def pieces(start: int, length: int, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Cut ``length`` tokens from position ``start`` on: yields (first, last, padded length) of each piece."""
     first, end = start, start + length
     while first < end:
-        size = next((c for c in CHUNKS if c >= end - first), CHUNKS[-1])
+        size = next((c for c in sizes if c >= end - first), sizes[-1])
         last = min(first + size, end)
         yield first, last, size
         first = last
+
+
+def whole_pieces(length: int, few: int, sizes: Sequence[int]) -> int:
+    """Return how many of a prompt's tokens fill pieces to the end, where at most ``few`` are left; else all of them."""
+    rest = length % sizes[-1]
+    rest -= max((size for size in sizes if size <= rest), default=0) if rest > few else 0
+    return length - rest if rest <= few else length
 
 
 class Prefill:
@@ -60,6 +78,7 @@ class Prefill:
         dense: the dense part, whose cache is filled.
         thresholds: activation threshold of each layer, float32 [L].
         scales: the store's tables, on the device.
+        sizes: padded lengths of a piece, ascending.
     """
 
     def __init__(
@@ -69,7 +88,9 @@ class Prefill:
         *,
         thresholds: Float[np.ndarray, " L"],
         scales: Sequence[SharedScales | None],
+        sizes: Sequence[int],
     ) -> None:
+        self.sizes = sizes
         self.store, self.dense, self.thresholds, self.scales = store, dense, thresholds, scales
         self._layer = prefill_program(dense.rebuild, dense.config)
         self._biases: list[tuple[Array, Array] | None] = [None] * dense.config.num_layers
@@ -89,40 +110,88 @@ class Prefill:
             The residual stream after the last layer at the last token [1, D].
         """
         x_last = None
-        for first, last, size in pieces(start, len(ids)):
-            padded = np.zeros((1, size), np.int32)
-            padded[0, : last - first] = ids[first - start : last - start]
-            x = self._run_piece(padded, first, last, row)
-            x_last = jax.lax.dynamic_index_in_dim(x, last - first - 1, axis=1, keepdims=False)
+        for first, last, _ in pieces(start, len(ids), self.sizes):
+            x_last = self.together([Piece(ids[first - start : last - start], first, row)])
         assert x_last is not None
         return x_last
 
-    def _run_piece(
-        self, ids: Int[np.ndarray, "1 T"], first: int, last: int, row: int
-    ) -> Float[Array, "1 T D"]:
+    def together(self, prompts: Sequence[Piece]) -> Float[Array, "n D"]:
+        """Run one piece of each of n sequences, none twice; see ``__call__``."""
+        longest = max(len(piece.ids) for piece in prompts)
+        ids = np.zeros((len(prompts), next(size for size in self.sizes if size >= longest)), np.int32)
+        for index, piece in enumerate(prompts):
+            ids[index, : len(piece.ids)] = piece.ids
+        x = self._run(ids, prompts)
+        at = np.array([len(piece.ids) - 1 for piece in prompts], np.int32)
+        return last_rows(x, at)
+
+    def _run(self, ids: Int[np.ndarray, "n T"], prompts: Sequence[Piece]) -> Float[Array, "n T D"]:
         dense = self.dense
-        start = np.array([first], np.int32)
+        start = np.array([piece.start for piece in prompts], np.int32)
         x = dense.embed(ids, start)
-        attend = attend_length(first + ids.shape[1], dense.length)
+        attend = attend_length(int(start.max()) + ids.shape[1], dense.length)
         records = jax.device_put(self.store.layers[0])
         for layer in range(dense.config.num_layers):
             ahead = layer + 1 < dense.config.num_layers
             following = jax.device_put(self.store.layers[layer + 1]) if ahead else None
-            cache, rows = dense.cache(layer, row)
-            x, cache = self._layer(
-                dense.attention[layer],
-                dense.ffn_norms[layer],
-                records,
-                self.scales[layer],
-                self._biases[layer],
-                jnp.float32(self.thresholds[layer]),
-                x,
-                start,
-                rows,
-                cache,
-                attend,
-                self.store.layouts[layer],
-            )
-            dense.put_cache(layer, cache, row, start=first, end=last)
+            cache, rows = self._take_cache(layer, prompts, attend)
+            x, cache = self._run_layer(layer, records, x, start, rows, cache, attend)
+            self._put_cache(layer, cache, prompts)
             records = following
         return x
+
+    def _run_layer(
+        self, layer: int, records: Any, x: Any, start: Any, rows: Any, cache: KVCache, attend: int
+    ) -> tuple[Float[Array, "n T D"], KVCache]:
+        """Run one layer; arguments as of ``prefill_program``."""
+        return self._layer(
+            self.dense.attention[layer],
+            self.dense.ffn_norms[layer],
+            records,
+            self.scales[layer],
+            self._biases[layer],
+            np.float32(self.thresholds[layer]),
+            x,
+            start,
+            rows,
+            cache,
+            attend,
+            self.store.layouts[layer],
+        )
+
+    def prepare(self) -> bool:
+        """Compile one more shape of a piece while nothing else is to do; return whether there was one."""
+        return False
+
+    def _take_cache(
+        self, layer: int, prompts: Sequence[Piece], attend: int
+    ) -> tuple[KVCache, Int[np.ndarray, " n"] | None]:
+        """Return what the program reads and donates, and which of its rows the sequences have."""
+        raise NotImplementedError
+
+    def _put_cache(self, layer: int, cache: KVCache, prompts: Sequence[Piece]) -> None:
+        """Keep the new positions of the sequences."""
+        raise NotImplementedError
+
+
+class DevicePrefill(Prefill):
+    """A ``Prefill`` whose cache is on the device."""
+
+    def __init__(self, store: NeuronStore, dense: DeviceDense, **settings: Any) -> None:
+        super().__init__(store, dense, sizes=CHUNKS, **settings)
+        self._on_device = dense
+
+    def _take_cache(
+        self, layer: int, prompts: Sequence[Piece], attend: int
+    ) -> tuple[KVCache, Int[np.ndarray, " n"] | None]:
+        rows = np.array([piece.row for piece in prompts], np.int32)
+        return self._on_device.caches[layer], some_rows(rows, self._on_device.batch)
+
+    def _put_cache(self, layer: int, cache: KVCache, prompts: Sequence[Piece]) -> None:
+        self._on_device.caches[layer] = cache
+
+
+@jax.jit
+def last_rows(x: Float[Array, "n T D"], at: Int[Array, " n"]) -> Float[Array, "n D"]:
+    """Return each sequence's vector at its position ``at``."""
+    return jnp.take_along_axis(x, at[:, None, None], axis=1)[:, 0]

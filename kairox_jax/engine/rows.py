@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WORTH_COPYING = 16  # positions; a shorter beginning is computed as fast as a row is copied
+# Positions. A shorter beginning saves nothing, since a piece of a prompt is padded; and a prompt that is cut elsewhere
+# gets other roundings, which none should get for a first word that it shares with another.
+WORTH_REUSING = 8
+WORTH_COPYING = 16  # more than the row has itself; fewer are computed as fast as a row is copied
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class CacheRows:
         free = [row for row, busy in enumerate(self._busy) if not busy]
         if not free:
             raise ValueError("every row of the cache is in use: wait for a sequence to end")
-        common = [_common(tokens, prompt) if reuse else 0 for tokens in self._tokens]
+        common = [_worth(_common(tokens, prompt), prompt) if reuse else 0 for tokens in self._tokens]
         row = max(free, key=lambda each: (common[each], -self._last_use[each]))
         best = max(range(len(common)), key=lambda each: common[each])
         lease = Lease(row, common[row])
@@ -84,6 +87,11 @@ class CacheRows:
     def _touch(self, row: int) -> None:
         self._uses += 1
         self._last_use[row] = self._uses
+
+
+def _worth(same: int, prompt: Sequence[int]) -> int:
+    """Return how much of a common beginning is used: all of a short prompt, or none of it."""
+    return same if same >= min(WORTH_REUSING, len(prompt) - 1) else 0
 
 
 def _common(old: Sequence[int], prompt: Sequence[int]) -> int:

@@ -190,9 +190,11 @@ class Worker:
     def _admit(self, engine: Engine) -> bool:
         """Take in what has room, waiting while there is nothing to do; False once the worker is closing and idle."""
         while True:
+            while self._is_idle() and engine.parallel > 1 and engine.prepare():
+                pass
             with self._changed:
                 self._drop_stopped()
-                while not self._active and not self._waiting and not self._closing:
+                while self._is_idle():
                     self._changed.wait()
                     self._drop_stopped()
                 room = engine.batch.rows.num_free
@@ -204,6 +206,9 @@ class Worker:
                 return True
             if self._closing and not self._waiting:
                 return False
+
+    def _is_idle(self) -> bool:
+        return not self._active and not self._waiting and not self._closing
 
     def _begin(self, engine: Engine, ticket: Ticket) -> None:
         request = ticket.request

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from kairox_jax.engine.prefill import pieces
+from kairox_jax.engine.prefill import CHUNKS, Piece, pieces
 from kairox_jax.engine.programs import (
     attend_length,
     block_program,
@@ -28,6 +30,8 @@ class Whole:
         batch: B, sequences that the cache holds.
         context_length: the most positions of a sequence.
     """
+
+    few_tokens = 0
 
     def __init__(self, decoder: Decoder, *, batch: int, context_length: int) -> None:
         config = decoder.config
@@ -54,12 +58,25 @@ class Whole:
     def prefill_logits(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[np.ndarray, " V"]:
         """Run a prompt's tokens in a row of the cache and return the logits after the last one."""
         x_last, rows = None, np.array([row], np.int32)
-        for first, last, size in pieces(start, len(ids)):
+        for first, last, size in pieces(start, len(ids), CHUNKS):
             padded = np.zeros((1, size), np.int32)
             padded[0, : last - first] = ids[first - start : last - start]
             x = self._run(padded, np.array([first], np.int32), rows)
             x_last = jax.lax.dynamic_index_in_dim(x, last - first - 1, axis=1, keepdims=False)
         return np.asarray(self._logits(self.out_norm, self.output, x_last))[0]
+
+    def next_piece(self, length: int) -> tuple[int, int]:
+        """Return how many of a prompt's ``length`` remaining tokens to run next, and to how many they are padded."""
+        _, tokens, size = next(pieces(0, length, CHUNKS))
+        return tokens, size
+
+    def prefill_together(self, prompts: Sequence[Piece]) -> Float[np.ndarray, "n V"]:
+        """Run one piece of each of n prompts and return the logits after each one's last token."""
+        return np.stack([self.prefill_logits(*piece) for piece in prompts])
+
+    def run_few(self, prompts: Sequence[Piece]) -> Float[np.ndarray, "n V"]:
+        """Do as ``prefill_together``: the whole model is on the device, and short pieces cost little."""
+        return self.prefill_together(prompts)
 
     def step(
         self, ids: Int[np.ndarray, " n"], start: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"]

@@ -36,11 +36,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         401: "Missing or wrong API key",
         403: "Called by a name that is not the server's",
         404: "There is no such model",
-        408: "The request took longer than the server allows",
         413: "The request is too large",
         429: "The queue is full",
         500: "An error of the server",
         503: "The model is still loading, or the server is shutting down",
+        504: "The request took longer than the server allows; OpenAI's clients do not try again",
     }.items()
 }
 
@@ -184,7 +184,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         try:
             return {"content": await asyncio.to_thread(tokenizer.decode, body.tokens)}
         except ValueError as error:
-            raise ApiError(400, str(error), param="tokens") from error
+            raise ApiError(400, str(error), param="tokens", code="invalid_value") from error
 
 
 def _add_state(app: FastAPI, service: Service) -> None:

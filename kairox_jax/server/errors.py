@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,10 +13,22 @@ from starlette.exceptions import HTTPException
 
 from kairox_jax.engine import NotReady, QueueFull, ServingError, TimedOut
 
-TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error"}
+TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
 TEXTS = {404: "there is no {method} {path} here", 405: "{path} does not take {method}"}
 # Names of union branches in the location of a pydantic error, as in ("body", "prompt", "list[str]", 0).
-_BRANCHES = ("str", "int", "float", "bool", "list[", "dict[", "function-", "constrained-", "nullable")
+_TYPES = ("str", "int", "float", "bool", "nullable")
+_BRANCHES = ("list[", "dict[", "function-", "constrained-")
+# What to write instead of a field that another route has.
+_ELSEWHERE = {
+    (
+        "/v1/completions",
+        "max_completion_tokens",
+    ): "it belongs to /v1/chat/completions; here the limit is max_tokens",
+    ("/v1/completions", "messages"): "it belongs to /v1/chat/completions; here the text is prompt",
+    ("/v1/completions", "top_logprobs"): "it belongs to /v1/chat/completions; here logprobs is their number",
+    ("/v1/chat/completions", "prompt"): "it belongs to /v1/completions; here the text is in messages",
+    ("/v1/chat/completions", "echo"): "it belongs to /v1/completions",
+}
 # Of fields with several forms, where pydantic reports each form's own error.
 _FORMS = {
     "prompt": "expected a text, a list of texts, a list of token ids, or a list of such lists, none of them empty",
@@ -66,6 +79,8 @@ class ApiError(Exception):
         headers = {"Retry-After": "1"} if self.status in (429, 503) else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        if self.status == 504:
+            headers["X-Should-Retry"] = "false"  # OpenAI's clients would ask for the same long work again
         return JSONResponse(self.to_json(), status_code=self.status, headers=headers)
 
 
@@ -74,14 +89,16 @@ def from_serving(error: ServingError) -> ApiError:
     if isinstance(error, QueueFull):
         return ApiError(429, str(error), code="queue_full")
     if isinstance(error, TimedOut):
-        return ApiError(408, str(error), code="timeout")
+        return ApiError(504, str(error), code="timeout")
     if isinstance(error, NotReady):
         return ApiError(503, str(error), code="not_ready")
     return ApiError(500, str(error), code=type(error).__name__)
 
 
-def from_validation(errors: Any) -> ApiError:
+def from_validation(errors: Any, route: str = "") -> ApiError:
     """Say the first of pydantic's errors in one line; never with the input, which may be a secret or huge."""
+    # A field of another route explains the lack of this one's.
+    errors = sorted(errors, key=lambda each: (route, each["loc"][-1]) not in _ELSEWHERE)
     error = errors[0]
     where = [part for part in error["loc"] if part not in ("body", "query", "path")]
     if error["type"] == "json_invalid":
@@ -90,18 +107,24 @@ def from_validation(errors: Any) -> ApiError:
     for part in where:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not part.startswith(_BRANCHES):
+        elif part not in _TYPES and not part.startswith(_BRANCHES):
             path += f".{part}" if path else part
     path = path[:200].encode("ascii", "backslashreplace").decode()
     if error["type"] == "extra_forbidden":
+        remedy = _ELSEWHERE.get((route, path), "leave it out")
         return ApiError(
-            400, f"unknown or unsupported field {path!r}: leave it out", param=path, code="unknown_field"
+            400, f"unknown or unsupported field {path!r}: {remedy}", param=path, code="unknown_field"
         )
-    if not path and error["type"] == "value_error":  # fields that do not go together
-        return ApiError(400, str(error["ctx"]["error"]), code="invalid_value")
+    if (
+        not path and error["type"] == "value_error"
+    ):  # fields that do not go together: the text begins with one
+        text = str(error["ctx"]["error"])
+        return ApiError(400, text, param=re.split(r"\W", text)[0], code="invalid_value")
     if not path:
         return ApiError(
-            400, f"the body must be a JSON object with Content-Type application/json: {error['msg']}"
+            400,
+            f"the body must be a JSON object with Content-Type application/json: {error['msg']}",
+            code="invalid_json",
         )
     form = next((_FORMS[part] for part in where if part in _FORMS), None)
     if form is not None and error["type"] != "string_unicode":
@@ -124,8 +147,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-        del request
-        return from_validation(error.errors()).response()
+        return from_validation(error.errors(), request.url.path).response()
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

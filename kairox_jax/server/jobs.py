@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -67,7 +67,7 @@ class JobMaker:
             )
         except ValueError as error:
             hint = "" if self._engine.chat_template else "; over HTTP, use /v1/completions"
-            raise ApiError(400, f"{error}{hint}", param="messages") from error
+            raise ApiError(400, f"{error}{hint}", param="messages", code="invalid_value") from error
         limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         return self._make(body, [tokenizer.encode(text)], limit, logprobs, [""])
@@ -100,13 +100,14 @@ class JobMaker:
                 400,
                 f"n {count} with {len(prompts)} prompts asks for {count * len(prompts)} answers, and the queue "
                 f"takes {self._settings.max_waiting}: ask for fewer at once",
-                param="n",
+                param="n" if count > 1 else "prompt",
+                code="invalid_value",
             )
         constraint = self._constraint(body)
         requests = []
         for prompt in prompts:
             config = self._config(body, limit, logprobs)
-            self._check(prompt, config)
+            self._check(prompt, config, "messages" if isinstance(body, ChatBody) else "prompt")
             requests += Request(prompt_ids=tuple(prompt), config=config, constraint=constraint).copies(count)
         return Job(requests=requests, echoes=echoes, prompt_tokens=sum(map(len, prompts)))
 
@@ -131,14 +132,19 @@ class JobMaker:
                 ignore_eos=bool(body.ignore_eos),
             )
         except ValueError as error:
-            raise ApiError(400, str(error)) from error
+            raise ApiError(400, str(error), param=str(error).split()[0], code="invalid_value") from error
 
-    def _check(self, prompt: list[int], config: GenerationConfig) -> None:
+    def _check(self, prompt: list[int], config: GenerationConfig, field: str) -> None:
+        try:
+            self._engine.check_request(prompt, replace(config, logit_bias={}))
+        except ValueError as error:
+            too_long = len(prompt) >= self._engine.context_length
+            code = "context_length_exceeded" if too_long else "invalid_value"
+            raise ApiError(400, str(error), param=field, code=code) from error
         try:
             self._engine.check_request(prompt, config)
         except ValueError as error:
-            code = "context_length_exceeded" if len(prompt) >= self._engine.context_length else None
-            raise ApiError(400, str(error), code=code) from error
+            raise ApiError(400, f"logit_bias: {error}", param="logit_bias", code="invalid_value") from error
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._settings.model_name:
@@ -160,7 +166,9 @@ class JobMaker:
                     self._grammars = JsonGrammars(self._engine.tokenizer, self._engine.config.vocab_size)
             return self._grammars.constraint(schema).copy
         except ValueError as error:
-            raise ApiError(400, f"response_format: {error}", param="response_format") from error
+            raise ApiError(
+                400, f"response_format: {error}", param="response_format", code="invalid_value"
+            ) from error
 
 
 def _given(value: Any, default: Any) -> Any:

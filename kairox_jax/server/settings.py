@@ -57,12 +57,12 @@ class ServerSettings:
                 raise ValueError(
                     f"--cors-origin {origin!r}: expected an origin such as https://example.org, or *"
                 )
-        for name in ("max_waiting", "max_body_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} must be 1 or more")
-        for name in ("timeout_s", "grace_s"):
-            if not (math.isfinite(value := getattr(self, name)) and value >= 0):
-                raise ValueError(f"{name} {value} must be 0 or more seconds")
+        for name, value in (("--max-waiting", self.max_waiting), ("--max-body", self.max_body_bytes)):
+            if value < 1:
+                raise ValueError(f"{name} {value} must be 1 or more")
+        for name, value in (("--timeout", self.timeout_s), ("--grace", self.grace_s)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} {value:g} must be 0 or more seconds")
 
     @property
     def is_local(self) -> bool:

@@ -14,6 +14,7 @@ from kairox_jax.config import GenerationConfig
 from kairox_jax.engine import Engine
 from kairox_jax.engine.batch import Running
 from kairox_jax.engine.results import GenerationResult
+from kairox_jax.engine.rows import CacheRows
 
 TOLERANCE = 1e-5  # float32 sums in another order
 LENGTHS = (3, 17, 5, 9, 1)
@@ -134,9 +135,9 @@ def test_an_error_of_the_model_ends_all_and_leaves_clean_rows(monkeypatch: pytes
         alone = engine.generate(ids[0], greedy(5)).token_ids
         for each in ids:
             engine.begin(each, greedy(5))
+        list(engine.batch.advance())
         with monkeypatch.context() as patch:
             patch.setattr(hybrid_of(engine).dense, "front", lambda *args: 1 / 0)
-            list(engine.batch.advance())
             with pytest.raises(ZeroDivisionError):
                 for _ in range(3):
                     list(engine.batch.advance())
@@ -172,3 +173,19 @@ def test_more_sequences_than_rows_are_refused() -> None:
             engine.begin(prompts(1)[0], greedy(5))
     with pytest.raises(ValueError, match="--parallel 9: choose 1 to 8"):
         Engine("smollm2-135m", parallel=9)
+
+
+def test_a_first_word_in_common_is_not_reused() -> None:
+    """A prompt that is cut elsewhere gets other roundings; for a few tokens it should not."""
+    held = list(range(20))
+    for prompt, start in (
+        ([*held[:7], *[99] * 12], 0),
+        ([*held[:8], *[99] * 12], 8),
+        ([*held[:4], 99], 4),
+        ([*held[:4], 98, 97], 0),
+    ):
+        rows = CacheRows(1)
+        first = rows.take(held, reuse=True)
+        rows.put(first.row, 0, held)
+        rows.free(first.row)
+        assert rows.take(prompt, reuse=True).start == start

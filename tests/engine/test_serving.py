@@ -20,8 +20,8 @@ from kairox_jax.engine import (
     Request,
     TimedOut,
     Worker,
+    host_prefill,
 )
-from kairox_jax.engine import prefill as prefill_module
 
 LONG = GenerationConfig(max_tokens=200, temperature=0, ignore_eos=True)
 
@@ -113,12 +113,12 @@ def test_cancelling_stops_within_one_token(shared):
 
 
 def test_cancelling_stops_between_the_pieces_of_a_prompt(monkeypatch):
-    monkeypatch.setattr(prefill_module, "CHUNKS", (16, 64))
+    monkeypatch.setattr(host_prefill, "HOST_CHUNKS", (16, 64))
     ids = [5, 6, 7] * 66
     with tiny_engine(context_length=256) as engine:
         pieces: list[int] = []
-        prefill = engine._hybrid.prefill_logits  # type: ignore[union-attr]
-        engine._hybrid.prefill_logits = lambda new, at, row: (pieces.append(at), prefill(new, at, row))[1]  # type: ignore
+        together = engine._hybrid.prefill.together  # type: ignore[union-attr]
+        engine._hybrid.prefill.together = lambda new: (pieces.append(new[0].start), together(new))[1]  # type: ignore
         (last,) = engine.stream(ids, GREEDY, cancelled=lambda: len(pieces) == 1)
         assert pieces == [0] and last.result is not None and last.result.finish_reason == "cancelled"
         pieces.clear()

@@ -1,5 +1,6 @@
 """Limits, keys, hosts, timeouts and the shape of errors."""
 
+import json
 import re
 import socket
 import threading
@@ -36,6 +37,48 @@ LONG = {"prompt": "L", "temperature": 0, "max_tokens": 4000}
 )
 def test_errors_have_openais_shape(server: Server, method: str, path: str, body: object, want: int):
     check_error(*server.json(method, path, body), want)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        (
+            "completions",
+            {"prompt": "A", "max_completion_tokens": 5},
+            "max_completion_tokens",
+            "is max_tokens",
+        ),
+        ("completions", {"messages": [{"role": "user", "content": "A"}]}, "messages", "/v1/chat/completions"),
+        ("completions", {"prompt": "A", "top_logprobs": 2}, "top_logprobs", "logprobs"),
+        ("chat/completions", {"prompt": "A"}, "prompt", "belongs to /v1/completions"),
+        ("completions", {"prompt": [3, 10**6]}, "prompt", "token id 1000000"),
+        ("completions", {"prompt": [[3], [-1]]}, "prompt", "token id -1"),
+        ("completions", {"prompt": "A", "logit_bias": {"100000": 1}}, "logit_bias", "token id 100000"),
+        ("completions", {"prompt": "A", "stream_options": {}}, "stream_options", "stream: true"),
+        ("completions", {"prompt": "A", "echo": True, "logprobs": 1}, "echo", "logprobs"),
+        ("chat/completions", {"messages": [{"role": "tool", "content": "A"}]}, "messages[0].role", "'user'"),
+        ("chat/completions", {"messages": []}, "messages", "at least 1"),
+        ("completions", {"prompt": "A", "stop": ["x"] * 17}, "stop", "at most 16"),
+        ("completions", {"prompt": "A", "n": 0}, "n", "greater than or equal to 1"),
+        ("completions", {"prompt": "A", "stream": "yes"}, "stream", "valid boolean"),
+        (
+            "completions",
+            {"prompt": "A", "stream": True, "stream_options": {"x": 1}},
+            "stream_options.x",
+            "leave it out",
+        ),
+        ("completions", {"prompt": "A", "stop": [1]}, "stop", "expected a text"),
+        ("completions", {"prompt": "A", "logit_bias": {"3": "x"}}, "logit_bias.3", "valid number"),
+        ("completions", {"prompt": ["A"] * 65}, "prompt", "ask for fewer"),
+    ],
+)
+def test_errors_name_the_field_and_a_code(
+    server: Server, path: str, body: dict[str, object], param: str, message: str
+):
+    status, answer = server.json("POST", f"/v1/{path}", body)
+    check_error(status, answer, 400)
+    assert answer["error"]["param"] == param and message in answer["error"]["message"], answer
+    assert answer["error"]["code"] in ("unknown_field", "invalid_value")
 
 
 def test_a_body_without_a_length_is_limited_too(server: Server):
@@ -148,7 +191,9 @@ def test_only_listed_origins_may_call(strict: Server):
 
 def test_a_request_that_takes_too_long_ends(strict: Server):
     begin = time.monotonic()
-    check_error(*strict.json("POST", "/v1/completions", LONG, headers=RIGHT), 408)
+    status, headers, answer = strict.request("POST", "/v1/completions", LONG, headers=RIGHT)
+    check_error(status, json.loads(answer), 504)
+    assert headers["x-should-retry"] == "false" and json.loads(answer)["error"]["type"] == "timeout_error"
     assert 2 <= time.monotonic() - begin < 10
     assert '"prompt": "L"' in strict.log.read_text() and "sesame" not in strict.log.read_text()
 

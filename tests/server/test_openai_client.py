@@ -2,19 +2,16 @@
 
 import json
 import math
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from scripted_model import DEFAULT, EMOJI, LETTERS, token_id
-from server_process import Server
+from server_process import Server, started
 
 HELLO = [{"role": "user", "content": "hi"}]
-NODE_CLIENT = Path(os.environ.get("NODE_PATH", "node_modules")) / "openai/package.json"
 
 
 @pytest.fixture(scope="module")
@@ -228,31 +225,17 @@ def test_the_asynchronous_client(server):
     assert asyncio.run(run()) == ["Hello, world!"] * 4
 
 
-SCRIPT = """
-import OpenAI from 'openai';
-const client = new OpenAI({ baseURL: process.argv[2] + '/v1', apiKey: 'x', maxRetries: 0 });
-const messages = [{ role: 'user', content: 'hi' }];
-const whole = await client.chat.completions.create({ model: 'scripted', messages, temperature: 0 });
-let text = '';
-const stream = await client.chat.completions.create({ model: 'scripted', messages, temperature: 0, stream: true });
-for await (const chunk of stream) text += chunk.choices[0].delta.content ?? '';
-let refused = 0;
-try { await client.chat.completions.create({ model: 'scripted', messages, tools: [] }); }
-catch (error) { refused = error.status; }
-console.log(JSON.stringify([whole.choices[0].message.content, text, refused]));
-"""
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-@pytest.mark.skipif(
-    not NODE_CLIENT.is_file(),
-    reason="the npm package openai is not in node_modules (or in NODE_PATH)",
-)
-def test_the_client_of_npm(server, tmp_path):
-    (tmp_path / "node_modules").symlink_to(NODE_CLIENT.parents[1].resolve())
-    (tmp_path / "chat.mjs").write_text(SCRIPT)
-    done = subprocess.run(
-        ["node", "chat.mjs", server.url], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["Hello, world!", "Hello, world!", 400]
+def test_a_timeout_is_not_tried_again(scripted_model: Path, tmp_path: Path):
+    """The client tries 408 and 5xx again, with the whole work from its start, unless it is told not to."""
+    flags = ("--gpu-cache-neurons", "8", "-c", "4096", "--timeout", "0.5")
+    with started(scripted_model, tmp_path / "log", *flags) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=5) as client:
+            long: Any = dict(model="scripted", prompt="L", temperature=0, max_tokens=4000)
+            with pytest.raises(openai.InternalServerError, match="longer than 0.5 s") as error:
+                client.completions.create(**long)
+            assert error.value.status_code == 504 and error.value.code == "timeout"
+            with pytest.raises(openai.APIError, match="longer than 0.5 s"):
+                list(client.completions.create(**long, stream=True))
+        _, _, text = server.request("GET", "/metrics")
+        assert b'kairox_requests_total{route="/v1/completions",status="504"} 1.0' in text
+        assert b'kairox_generations_total{outcome="TimedOut"} 2.0' in text

@@ -11,6 +11,8 @@ from fastapi import FastAPI
 from kairox_jax import server as server_package
 from kairox_jax.cli import main
 from kairox_jax.commands.serve import model_name
+from kairox_jax.config import MAX_PARALLEL
+from kairox_jax.host import MAX_BATCH
 from kairox_jax.server import ServerSettings
 
 
@@ -23,10 +25,10 @@ from kairox_jax.server import ServerSettings
         ("api_key", "ключ", "--api-key"),
         ("cors_origins", ("example.org",), "--cors-origin 'example.org'"),
         ("cors_origins", ("https://example.org/x",), "--cors-origin"),
-        ("max_waiting", 0, "max_waiting 0"),
-        ("max_body_bytes", 0, "max_body_bytes 0"),
-        ("timeout_s", math.nan, "timeout_s nan"),
-        ("grace_s", -1, "grace_s -1"),
+        ("max_waiting", 0, "--max-waiting 0"),
+        ("max_body_bytes", 0, "--max-body 0"),
+        ("timeout_s", math.nan, "--timeout nan"),
+        ("grace_s", -1, "--grace -1"),
     ],
 )
 def test_settings_are_checked(field: str, value: Any, message: str):
@@ -79,11 +81,18 @@ def test_flags_and_variables_make_settings(monkeypatch: pytest.MonkeyPatch):
     assert model == "x/model.gguf" and (placement.gpu_cache_neurons, placement.tam_beta) == (3000, 0.9)
 
 
+def test_the_command_line_knows_how_many_sequences_a_step_takes():
+    assert MAX_PARALLEL == MAX_BATCH
+
+
 def test_mistakes_are_told_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]):
     for words, message in (
         (["--tam-beta", "2"], "--tam-beta 2.0 must be in [0, 1)"),
         (["--port", "70000"], "--port 70000"),
         (["--pork", "1"], "did you mean --port?"),
+        (["--parallel", "99"], "--parallel: '99': choose 1 to 8"),
+        (["--vram-budget", "-5GB"], "--vram-budget: size '-5GB': expected a positive number"),
+        (["--timeout", "-1"], "--timeout -1 must be 0 or more seconds"),
         (["--api-key", ""], "--api-key must be"),
     ):
         assert main(["serve", *words]) == 2

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from server_process import Server
 
-from benchmarks.bench_server import Outcome, differing, main, make_calls, summary
+from benchmarks.bench_server import main
+from benchmarks.load_clients import Outcome, differing, make_calls, summary
 
 
 @pytest.mark.slow
