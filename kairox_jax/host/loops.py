@@ -18,6 +18,8 @@ _MARK_F32, _FIRST_COLUMN = rows.MARK_F32, decode.FIRST_COLUMN
 
 _MAX_PENDING = columns.MAX_NEURONS
 _RAMP_SLOPE = np.float32(3)  # as models.rules.RAMP_SLOPE: a value counts in part up to 1.5 thresholds
+# What follows a short row is asked for so far ahead: one row of 612 bytes takes less time than memory to answer.
+_FAR_BYTES = 4096
 _SILU, _RELU2, _FATRELU, _DRELU = int(Rule.SILU), int(Rule.RELU2), int(Rule.FATRELU), int(Rule.DRELU)
 
 
@@ -79,14 +81,15 @@ def _ffn_chunk(
     count, block = 0, np.int64(-1)
     partial[:] = 0
     passed = True
+    far = max(1, _FAR_BYTES // record_bytes)  # records
     for k in range(first, last):
         neuron = np.int64(ids[k])
         row = base + neuron * record_bytes
-        next_record = base + np.int64(ids[min(k + 1, last - 1)]) * record_bytes
+        next_record = base + np.int64(ids[min(k + far, last - 1)]) * record_bytes
         any_passes = False
         if gated:
             # What is read after the gate row is guessed from the neuron before.
-            following = row + row_bytes if passed else next_record
+            following = row + row_bytes if passed and far == 1 else next_record
             rows.dots(mark, width, row, x_data, num, following, gates_data)
             for b in range(batch):
                 if biases.shape[0] > 0:
@@ -98,7 +101,8 @@ def _ffn_chunk(
                 for b in range(batch):
                     active[b, k] = 0
                 continue
-        rows.dots(mark, width, row, x_data, num, row + row_bytes, ups_data)
+        following = row + row_bytes if far == 1 else next_record + row_bytes
+        rows.dots(mark, width, row, x_data, num, following, ups_data)
         any_passes = False
         for b in range(batch):
             active[b, k] = 0
@@ -123,6 +127,8 @@ def _ffn_chunk(
                 count = 0
             block = neuron >> 5
             pending[count] = row
+            if far > 1:  # so that a short column is there when its block is complete
+                rows.ask(row, record_bytes - (row - base - neuron * record_bytes))
             for b in range(batch):
                 factors[count, b] = gates[b] if active[b, k] else np.float32(0)
             count += 1
@@ -193,7 +199,8 @@ def matvec_chunk(inputs, num, matrix, mark, width, first, last, out):
     products = np.empty(len(width), np.float32)
     for v in range(first, last):
         row = matrix.ctypes.data + v * matrix.shape[1]
-        rows.dots(mark, width, row, inputs.ctypes.data, num, row + matrix.shape[1], products.ctypes.data)
+        following = row + max(matrix.shape[1], _FAR_BYTES)
+        rows.dots(mark, width, row, inputs.ctypes.data, num, following, products.ctypes.data)
         for b in range(out.shape[0]):
             out[b, v] = products[b]
     products[0] = 0  # keeps the scratch alive, as in _ffn_chunk

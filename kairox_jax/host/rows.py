@@ -28,6 +28,7 @@ from kairox_jax.host.decode import (
     LAYOUTS,
     VF,
     load,
+    prefetch,
     splat,
     store,
     target_of,
@@ -188,6 +189,19 @@ def _plain_walk(
         step(decode_one(b, at, target), None, place)
 
     walk(b, code, row, floats, num, block, one, stride=4 * BLOCK, following=following)
+
+
+@intrinsic
+def ask(typing_context, address, size):  # type: ignore[no-untyped-def]
+    """Ask for ``size`` bytes of memory to be read."""
+
+    def codegen(context, b, signature, args):
+        lines = b.lshr(b.add(args[1], ir.Constant(I64, 63)), ir.Constant(I64, 6))
+        with cgutils.for_range(b, lines) as loop:
+            prefetch(b, b.add(args[0], b.shl(loop.index, ir.Constant(I64, 6))), 0)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
 
 
 @intrinsic
