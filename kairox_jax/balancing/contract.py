@@ -115,7 +115,7 @@ class Plan(_Moves):
     """The pair (load, evict) of one layer and step.
 
     Attributes:
-        load: int32 ids to load, best first: the executor sends them in this order.
+        load: int32 ids to load: the executor sends them in this order, so the best come first where some will be late.
         evict: int32 ids to evict; all of them leave, or as many as the executor needs.
         wait: so many of the first loads are waited for before the layer's device part runs; 0, the rule,
             leaves what is late to the host (as does an executor that cannot wait). Not part of the pair.

@@ -21,19 +21,21 @@ from kairox_jax.balancing.minimiser import (
     most_useful_moves,
 )
 from kairox_jax.balancing.momentum import Momentum, new_momentum
-from kairox_jax.balancing.ranking import best_of, some_worst
+from kairox_jax.balancing.ranking import best_of, some_best, some_worst
 
 CLIP, RATE = 0.25, 0.05  # of the robust correction of costs, in units of log(measured / forecast)
-IDLE_TURN = 8  # a layer looks for moves over an idle link once in so many steps
+IDLE_TURN = 16  # a layer looks for moves over an idle link once in so many steps
+REFIT_TURN = 4  # and corrects the costs once in so many
 
 
 @dataclass
 class SplitState:
-    """Momentum, last forecast (host, link) of each layer, log corrections of both costs, steps seen."""
+    """Momentum, last forecast (host, link) of each layer, corrections of both costs (log, factor), steps seen."""
 
     momentum: Momentum
     forecast: list[tuple[float, float]]
     correction: list[float]
+    factor: list[float]
     turns: list[int]
     waits: int = 0
 
@@ -72,6 +74,7 @@ class Split:
             new_momentum(shape, prior, self.decay, self.prior_steps),
             [(0.0, 0.0)] * shape.num_layers,
             [0.0, 0.0],
+            [1.0, 1.0],
             [0] * shape.num_layers,
         )
 
@@ -79,7 +82,7 @@ class Split:
         self, state: SplitState, layer: int, active: Active, resident: Resident, costs: Costs
     ) -> tuple[SplitState, Plan]:
         """Rank pairs of load and eviction, and take as many as minimise the layer's time."""
-        time = layer_time(costs, math.exp(state.correction[0]), math.exp(state.correction[1]))
+        time = layer_time(costs, *state.factor)
         choose = self._choose_whole if active.dtype == bool else self._choose_shares
         load, evict, left = choose(state, layer, active, resident, costs, time)
         waits = load.size > time.in_time
@@ -108,24 +111,20 @@ class Split:
 
         Each move takes one record off the host, so the number comes first and only so many are ranked.
         """
+        state.momentum.add(layer, active)
         ids = active.nonzero()[0]
-        state.momentum.add_ids(layer, ids)
         absent = ids.compress(~resident.take(ids))
         hits = ids.size - absent.size
         idle_residents = int(np.count_nonzero(resident)) - hits
-        limit = min(
-            most_useful_moves(time, absent.size),
-            costs.max_moves,
-            absent.size,
-            costs.free_slots + idle_residents,
-        )
+        limit = min(costs.max_moves, absent.size, costs.free_slots + idle_residents)
         count = best_whole_count(time, absent.size, hits, limit)
         if count == 0:
-            return ids[:0], ids[:0], absent.size
+            return absent[:0], absent[:0], absent.size
         row, _ = self._expected(state, layer)
-        load, _ = best_of(absent, row.take(absent), count)
+        choose = best_of if count > time.in_time else some_best  # an order is of use to who comes late
+        load, _ = choose(absent, row.take(absent), count)
         if count <= costs.free_slots:
-            return load, ids[:0], absent.size - count
+            return load, absent[:0], absent.size - count
         idle = np.greater(resident, active).nonzero()[0]
         return load, some_worst(idle, row.take(idle), count - costs.free_slots), absent.size - count
 
@@ -176,15 +175,17 @@ class Split:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Add moves that serve later steps only, where the link would idle and the margin is met."""
         row, factor = self._expected(state, layer)
-        outside, inside = ~resident, resident & (active == 0)
-        outside[load] = inside[evict] = False
+        inside = resident & (active == 0)
+        inside[evict] = False
         free = costs.free_slots - load.size + evict.size
         idle = inside.nonzero()[0]
-        if free == 0:  # without an empty slot, only who beats the worst by the margin is a candidate
-            if idle.size == 0:
-                return load, evict
-            outside &= row > row.take(idle).min() + self.margin / factor
-        absent = outside.nonzero()[0]
+        if free == 0 and idle.size == 0:
+            return load, evict
+        # Without an empty slot, only who beats the worst by the margin is a candidate.
+        least = -np.inf if free else row.take(idle).min() + self.margin / factor
+        better_ones = np.greater(row > least, resident)
+        better_ones[load] = False
+        absent = better_ones.nonzero()[0]
         more, gains = best_of(absent, row.take(absent), min(time.in_time, costs.max_moves) - load.size)
         leave, losses = best_of(idle, -row.take(idle), more.size - free)
         paired = min(max(more.size - free, 0), leave.size)
@@ -193,17 +194,18 @@ class Split:
 
     def feedback(self, state: SplitState, layer: int | None, times: Times) -> SplitState:
         """Correct the costs by how far the layer's measured times are from the forecast."""
-        if layer is None or not self.refit:
+        if layer is None or not self.refit or (state.turns[layer] + layer) % REFIT_TURN:
             return state
         for side, measured in enumerate((times.cpu_ms, times.io_ms)):
             forecast = state.forecast[layer][side]
             if forecast > 0 and measured > 0:
                 error = math.log(measured / forecast)
                 state.correction[side] += RATE * min(max(error, -CLIP), CLIP)
+                state.factor[side] = math.exp(state.correction[side])
         return state
 
     def report(self, state: SplitState) -> dict[str, float]:
         """Return the corrections as factors, and the plans that waited since the last report."""
         waits, state.waits = state.waits, 0
-        host, link = (math.exp(log) for log in state.correction)
+        host, link = state.factor
         return {"cpu_factor": host, "link_factor": link, "waits": float(waits)}
