@@ -47,6 +47,7 @@ class Split:
         decay: of the momentum, a step, in (0, 1).
         reuse: weight of expected reuse against activation now, in (0, 1): an active absent neuron always
             outranks an idle resident, and reuse decides among equals.
+        again: expected activation that activity in the last step adds, where the next one is not foreseen.
         margin: a move over an idle link must raise the expected activation by so much (hysteresis).
         prior_steps: steps that the prior stands for.
         refit: correct the host's and the link's costs by the measured times.
@@ -56,6 +57,7 @@ class Split:
         self,
         decay: float = 0.98,
         reuse: float = 0.9,
+        again: float = 0.1,
         margin: float = 0.1,
         prior_steps: float = 16.0,
         refit: bool = True,
@@ -63,9 +65,11 @@ class Split:
         for name, value in (("decay", decay), ("reuse", reuse)):
             if not 0 < value < 1:
                 raise ValueError(f"{name} {value} must be in (0, 1)")
-        if margin < 0 or prior_steps <= 0:
-            raise ValueError(f"margin {margin} must be 0 or more, prior_steps {prior_steps} above 0")
-        self.decay, self.reuse, self.margin = decay, reuse, margin
+        if again < 0 or margin < 0 or prior_steps <= 0:
+            raise ValueError(
+                f"again {again} and margin {margin} must be 0 or more, prior_steps {prior_steps} above 0"
+            )
+        self.decay, self.reuse, self.again, self.margin = decay, reuse, again, margin
         self.prior_steps, self.refit = prior_steps, refit
 
     def init(self, shape: Shape, prior: Prior | None) -> SplitState:
@@ -83,7 +87,9 @@ class Split:
     ) -> tuple[SplitState, Plan]:
         """Rank pairs of load and eviction, and take as many as minimise the layer's time."""
         time = layer_time(costs, *state.factor)
-        choose = self._choose_whole if active.dtype == bool else self._choose_shares
+        choose = self._choose_shares
+        if active.dtype == bool:
+            choose = self._choose_whole if costs.foreseen else self._choose_likely
         load, evict, left = choose(state, layer, active, resident, costs, time)
         waits = load.size > time.in_time
         wait = load.size if waits else 0
@@ -127,6 +133,32 @@ class Split:
             return load, absent[:0], absent.size - count
         idle = np.greater(resident, active).nonzero()[0]
         return load, some_worst(idle, row.take(idle), count - costs.free_slots), absent.size - count
+
+    def _choose_likely(
+        self,
+        state: SplitState,
+        layer: int,
+        active: Active,
+        resident: Resident,
+        costs: Costs,
+        time: LayerTime,
+    ) -> tuple[np.ndarray, np.ndarray, float]:
+        """Return the same where ``active`` is of the last step: who will be active is no more than likely.
+
+        A load must be likelier than who leaves for it; activity in the last step counts as ``again``.
+        """
+        state.momentum.add(layer, active)
+        row, factor = self._expected(state, layer)
+        likely = row * np.float32(factor) + np.float32(self.again) * active
+        absent, held = np.greater(active, resident).nonzero()[0], resident.nonzero()[0]
+        limit = min(time.in_time, costs.max_moves)
+        load, gains = best_of(absent, likely.take(absent), limit)
+        free = costs.free_slots
+        evict, losses = best_of(held, -likely.take(held), load.size - free)
+        paired = min(max(load.size - free, 0), evict.size)
+        better = int(np.count_nonzero(gains[free : free + paired] + losses[:paired] > 0))
+        load, evict = load[: free + better], evict[:better]
+        return load, evict, float(np.count_nonzero(np.greater(active, resident)) - load.size)
 
     def _choose_shares(
         self,

@@ -67,9 +67,9 @@ class FixedMeter(Meter):
         by_layer, step = super().end_step(run, residual, io_ms)
         return by_layer, replace(step, gpu_ms=step.gpu_ms + COSTS.head_ms)
 
-    def costs(self, layer: int, migrator: Any, *, ahead: bool) -> Costs:
+    def costs(self, layer: int, migrator: Any, *, beside: int | None) -> Costs:
         return replace(
-            super().costs(layer, migrator, ahead=ahead),
+            super().costs(layer, migrator, beside=beside),
             gpu_ms_per_record=COSTS.gpu_ms_per_neuron,
             cpu_ms_per_record=COSTS.cpu_ms_per_neuron,
             cpu_ms_fixed=COSTS.cpu_ms_fixed,
