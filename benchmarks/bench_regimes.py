@@ -33,7 +33,7 @@ from kairox_jax.io.trace import Trace
 from kairox_jax.placement import load_store
 from kairox_jax.sim.generate import GeneratorSettings, generate
 
-LAYERS, WIDTH, NEURONS, VOCAB = 8, 64, 1024, 131
+LAYERS, WIDTH, NEURONS, VOCAB = 4, 64, 1024, 131
 LATENCY_S = 50e-6
 # The link's time for a record, over the host's time for it.
 REGIMES = {"cpu-bound": 0.1, "balanced": 1.0, "link-bound": 4.0}
@@ -142,10 +142,10 @@ def run(model: Path, policy: str, link_s: float, whole: Trace, args: argparse.Na
 def main() -> None:
     """Print one JSON object; progress goes to stderr."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3, help="each with a trace of its own seed")
     parser.add_argument("--capacity", type=float, default=0.25)
-    parser.add_argument("--host-us", type=float, default=100.0, help="host time of one neuron, by waiting")
+    parser.add_argument("--host-us", type=float, default=300.0, help="host time of one neuron, by waiting")
     parser.add_argument("--policies", default=",".join(sorted(set(POLICIES) - {"oracle", "layers"})))
     args = parser.parse_args()
     names, host_s = args.policies.split(","), args.host_us * 1e-6

@@ -21,9 +21,11 @@ def add_to(subparsers: Any, chosen: str | None) -> None:
         parser = subparsers.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
         )
+        flags: dict[str, tuple[Flag, ...]] = {}
         if name == chosen:
-            getattr(import_module(f"kairox_jax.sim.cli_{name}"), f"add_{name}_arguments")(parser)
-        add_flags(parser, {"output": FLAGS})
+            parser.add_argument("traces", nargs="+", metavar="TRACE", help="trace files (.npz) of one model")
+            flags = import_module(f"kairox_jax.sim.cli_{name}").FLAGS
+        add_flags(parser, {**flags, "output": FLAGS})
         parser.set_defaults(run=run)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterable
 
 from kairox_jax.balancing import POLICIES
+from kairox_jax.commands.flags import Flag, number, positive_number
 from kairox_jax.io.grouping import load_grouping
 from kairox_jax.io.trace import read_trace
 from kairox_jax.sim.compare import parse_param
@@ -18,7 +20,11 @@ from kairox_jax.sim.replay import FORECASTS, ReplaySettings, replay
 
 
 def parse_capacity(text: str) -> int | float:
-    """Return a whole number of slots, or, where there is a point or exponent, a share."""
+    """Return a whole number of slots, or, where there is a point or exponent, a share.
+
+    Raises:
+        ValueError: no number.
+    """
     try:
         return int(text)
     except ValueError:
@@ -26,56 +32,140 @@ def parse_capacity(text: str) -> int | float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no number: give slots (500) or a share (0.25)"
-        ) from None
+        raise ValueError(f"{text!r} is no number: give slots (500) or a share (0.25)") from None
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what replay and compare share."""
-    parser.add_argument("traces", nargs="+", metavar="TRACE", help="trace files (.npz) of one model")
-    parser.add_argument("--as-model", choices=sorted(MODELS), help="replay at this model's scale")
-    parser.add_argument(
-        "--dtype", choices=sorted(DTYPE_BYTES), help="of the model's weights; f16 where not given"
-    )
-    parser.add_argument("--group-size", type=int, default=1, metavar="G", help="neurons that move together")
-    parser.add_argument("--steps", type=int, metavar="N", help="replay the first N steps of each trace only")
-    parser.add_argument(
-        "--copies",
-        choices=("staged", "per-record"),
-        default="staged",
+def one_of(choices: Iterable[str]) -> Callable[[str], str]:
+    """Return a conversion that lets only these texts pass."""
+    known = sorted(choices)
+
+    def convert(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"{text!r} is unknown: choose one of {', '.join(known)}")
+        return text
+
+    return convert
+
+
+COPIES = ("staged", "per-record")
+MODEL_FLAGS = (
+    Flag(
+        dest="as_model",
+        names=("--as-model",),
+        metavar="MODEL",
+        convert=one_of(MODELS),
+        help=f"replay at this model's scale: {', '.join(sorted(MODELS))}; the model of the trace where not given",
+    ),
+    Flag(
+        dest="dtype",
+        names=("--dtype",),
+        metavar="|".join(DTYPE_BYTES),
+        convert=one_of(DTYPE_BYTES),
+        help="of the model's weights; f16 where not given",
+    ),
+    Flag(
+        dest="group_size",
+        names=("--group-size",),
+        metavar="G",
+        convert=positive_number,
+        default=ReplaySettings.group_size,
+        help="neurons that move together",
+    ),
+    Flag(
+        dest="steps",
+        names=("--steps",),
+        metavar="N",
+        convert=positive_number,
+        help="replay the first N steps of each trace only; all where not given",
+    ),
+    Flag(
+        dest="copies",
+        names=("--copies",),
+        metavar="|".join(COPIES),
+        convert=one_of(COPIES),
+        default=ReplaySettings.copies,
         help="one copy call for a plan, or one for each record",
-    )
-    parser.add_argument(
-        "--queue-ms", type=float, default=4.0, metavar="MS", help="transfers that may wait for the link"
-    )
-    parser.add_argument(
-        "--no-wait", action="store_true", help="late records always go to the host, as in the live pipeline"
-    )
-
-
-def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``kairox replay``."""
-    add_model_arguments(parser)
-    parser.add_argument("--policy", default="guide", choices=sorted(POLICIES))
-    parser.add_argument("--param", action="append", default=[], metavar="NAME=VALUE", help="of the policy")
-    parser.add_argument(
-        "--hardware", default="guide", help=f"guide, {', '.join(profile_names())}, or the path of a profile"
-    )
-    parser.add_argument(
-        "--capacity", type=parse_capacity, default=0.25, help="slots per layer (500), or a share (0.25)"
-    )
-    parser.add_argument("--prior", default="auto", help="a trace whose frequencies are the profile, or none")
-    parser.add_argument("--grouping", metavar="FILE", help="groups of `kairox group` move together")
-    parser.add_argument(
-        "--forecast",
-        choices=FORECASTS,
-        default="perfect",
-        help="plan a layer ahead from what it will compute, or, as the engine, a step ahead from what it computed",
-    )
-    parser.add_argument("--max-moves", type=int, metavar="N", help="records that one plan may load")
-    parser.add_argument("--json", action="store_true", help="print every step and the totals as JSON")
-    parser.add_argument("--check", action="store_true", help="check every plan of the policy")
+    ),
+    Flag(
+        dest="queue_ms",
+        names=("--queue-ms",),
+        metavar="MS",
+        convert=number,
+        default=ReplaySettings.queue_ms,
+        help="transfers that may wait for the link",
+    ),
+    Flag(
+        dest="no_wait",
+        names=("--no-wait",),
+        help="late records always go to the host, as in the live pipeline",
+    ),
+    Flag(
+        dest="forecast",
+        names=("--forecast",),
+        metavar="|".join(FORECASTS),
+        convert=one_of(FORECASTS),
+        default=ReplaySettings.forecast,
+        help="what plans know: perfect, a layer ahead what it will compute; adjacent and previous, what the engine "
+        "knows with predictors and without",
+    ),
+    Flag(
+        dest="max_moves",
+        names=("--max-moves",),
+        metavar="N",
+        convert=positive_number,
+        help="records that one plan may load (the engine's bound is 64); as the queue allows where not given",
+    ),
+)
+REPLAY_FLAGS = (
+    Flag(
+        dest="policy",
+        names=("--policy",),
+        metavar="NAME",
+        convert=one_of(POLICIES),
+        default="guide",
+        help=f"one of {', '.join(sorted(POLICIES))}",
+    ),
+    Flag(
+        dest="param",
+        names=("--param",),
+        metavar="NAME=VALUE",
+        convert=parse_param,
+        repeat=True,
+        default=(),
+        help="of the policy; may be given several times",
+    ),
+    Flag(
+        dest="hardware",
+        names=("--hardware",),
+        metavar="NAME",
+        default=ReplaySettings.hardware,
+        help=f"guide, {', '.join(profile_names())}, or the path of a profile",
+    ),
+    Flag(
+        dest="capacity",
+        names=("--capacity",),
+        metavar="C",
+        convert=parse_capacity,
+        default=ReplaySettings.capacity,
+        help="slots per layer (500), or a share (0.25)",
+    ),
+    Flag(
+        dest="prior",
+        names=("--prior",),
+        metavar="TRACE",
+        default="auto",
+        help="a trace whose frequencies are the profile, none, or auto: the other traces",
+    ),
+    Flag(
+        dest="grouping",
+        names=("--grouping",),
+        metavar="FILE",
+        help="groups of `kairox group` move together",
+    ),
+    Flag(dest="json", names=("--json",), help="print every step and the totals as JSON"),
+    Flag(dest="check", names=("--check",), help="check every plan of the policy"),
+)
+FLAGS = {"replay": REPLAY_FLAGS, "scale and executor": MODEL_FLAGS}
 
 
 def chosen_dtype(args: argparse.Namespace, hardware: list[str]) -> str:
@@ -109,7 +199,7 @@ def run_replay(args: argparse.Namespace) -> int:
         priors = [reorder_prior(prior, grouping) for prior in priors]
     settings = ReplaySettings(
         policy=args.policy,
-        params=dict(parse_param(text) for text in args.param),
+        params=dict(args.param),
         hardware=args.hardware,
         capacity=args.capacity,
         group_size=args.group_size,
