@@ -48,6 +48,7 @@ class Split:
         reuse: weight of expected reuse against activation now, in (0, 1): an active absent neuron always
             outranks an idle resident, and reuse decides among equals.
         again: expected activation that activity in the last step adds, where the next one is not foreseen.
+        price: hits that a load must earn back; 0 minimises time alone, for which an idle link costs nothing.
         margin: a move over an idle link must raise the expected activation by so much (hysteresis).
         prior_steps: steps that the prior stands for.
         refit: correct the host's and the link's costs by the measured times.
@@ -58,6 +59,7 @@ class Split:
         decay: float = 0.98,
         reuse: float = 0.9,
         again: float = 0.1,
+        price: float = 0.0,
         margin: float = 0.1,
         prior_steps: float = 16.0,
         refit: bool = True,
@@ -65,11 +67,13 @@ class Split:
         for name, value in (("decay", decay), ("reuse", reuse)):
             if not 0 < value < 1:
                 raise ValueError(f"{name} {value} must be in (0, 1)")
-        if again < 0 or margin < 0 or prior_steps <= 0:
-            raise ValueError(
-                f"again {again} and margin {margin} must be 0 or more, prior_steps {prior_steps} above 0"
-            )
-        self.decay, self.reuse, self.again, self.margin = decay, reuse, again, margin
+        for name, value in (("again", again), ("price", price), ("margin", margin)):
+            if value < 0:
+                raise ValueError(f"{name} {value} must be 0 or more")
+        if prior_steps <= 0:
+            raise ValueError(f"prior_steps {prior_steps} must be above 0")
+        self.decay, self.reuse, self.margin = decay, reuse, margin
+        self.again, self.price = again, price
         self.prior_steps, self.refit = prior_steps, refit
 
     def init(self, shape: Shape, prior: Prior | None) -> SplitState:
@@ -89,12 +93,13 @@ class Split:
         time = layer_time(costs, *state.factor)
         choose = self._choose_shares
         if active.dtype == bool:
-            choose = self._choose_whole if costs.foreseen else self._choose_likely
+            in_time = costs.foreseen and not self.price
+            choose = self._choose_whole if in_time else self._choose_likely
         load, evict, left = choose(state, layer, active, resident, costs, time)
         waits = load.size > time.in_time
         wait = load.size if waits else 0
         state.turns[layer] += 1
-        if load.size < time.in_time and (state.turns[layer] + layer) % IDLE_TURN == 0:
+        if load.size < time.in_time and not self.price and (state.turns[layer] + layer) % IDLE_TURN == 0:
             load, evict = self._use_idle_link(state, layer, active, resident, load, evict, costs, time)
         state.forecast[layer] = (time.host_ms(left), time.link_ms(load.size))
         state.waits += waits
@@ -143,9 +148,10 @@ class Split:
         costs: Costs,
         time: LayerTime,
     ) -> tuple[np.ndarray, np.ndarray, float]:
-        """Return the same where ``active`` is of the last step: who will be active is no more than likely.
+        """Return the same where ``active`` is of the last step, or loads have a price: what counts is who is likely.
 
-        A load must be likelier than who leaves for it; activity in the last step counts as ``again``.
+        A load must be likelier than who leaves for it, activity counting as ``again``, and earn its price back in
+        1 / ``again`` steps.
         """
         state.momentum.add(layer, active)
         row, factor = self._expected(state, layer)
@@ -156,7 +162,9 @@ class Split:
         free = costs.free_slots
         evict, losses = best_of(held, -likely.take(held), load.size - free)
         paired = min(max(load.size - free, 0), evict.size)
-        better = int(np.count_nonzero(gains[free : free + paired] + losses[:paired] > 0))
+        better = int(
+            np.count_nonzero(gains[free : free + paired] + losses[:paired] > self.price * self.again)
+        )
         load, evict = load[: free + better], evict[:better]
         return load, evict, float(np.count_nonzero(np.greater(active, resident)) - load.size)
 

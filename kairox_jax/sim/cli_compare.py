@@ -14,7 +14,7 @@ from kairox_jax.sim.cli_replay import MODEL_FLAGS, chosen_dtype, parse_capacity
 from kairox_jax.sim.compare import as_json, check_policies, compare, speedups, table
 from kairox_jax.sim.machine import load_machine, profile_names
 from kairox_jax.sim.plots import plot_all
-from kairox_jax.sim.priors import check_same_model, profiled
+from kairox_jax.sim.priors import check_same_model, profiled, topic_switches
 from kairox_jax.sim.replay import ReplaySettings
 
 
@@ -54,6 +54,11 @@ COMPARE_FLAGS = (
         default=(0.25, 0.4),
         help="comma-separated slots per layer, or shares",
     ),
+    Flag(
+        dest="topic_switch",
+        names=("--topic-switch",),
+        help="let each text go over into the next in the middle, with the first one's profile",
+    ),
     Flag(dest="json", names=("--json",), help="print JSON instead of a table"),
     Flag(
         dest="out",
@@ -87,7 +92,7 @@ def run_compare(args: argparse.Namespace) -> int:
         )  # an hour of replays must not end at a folder that cannot be made
     traces = [read_trace(path) for path in args.traces]
     check_same_model(traces)
-    traces, priors, prior_note = profiled(traces)
+    traces, priors, prior_note = topic_switches(traces, args.steps) if args.topic_switch else profiled(traces)
     base = ReplaySettings(
         policy="split",
         hardware=hardware[0],

@@ -139,6 +139,28 @@ def test_shares_let_a_fuller_group_replace_a_partly_active_one() -> None:
     assert plan_once(share, resident, np.full(4, 0.3), window_ms=5.0, cpu_ms_per_record=0.1) == ([0], [1], 0)
 
 
+def test_what_is_not_foreseen_moves_only_for_who_is_less_likely() -> None:
+    """0.9 and 0.5 with 0.1 for their activity are likelier than 0.3 and 0.1; 0.2 with 0.1 is no likelier than 0.8."""
+    costs = {"window_ms": 9.0, "cpu_ms_per_record": 0.1, "foreseen": False}
+    assert plan_once(ACTIVE, RESIDENT, PRIOR, **costs)[:2] == ([1, 2], [3, 4])
+
+
+def test_a_price_keeps_loads_that_do_not_earn_it_back() -> None:
+    prior, moved = np.array([0.9, 0.6, 0.5, 0.3]), {}
+    resident, active = np.array([0, 0, 1, 1], bool), np.array([1, 1, 0, 0], bool)
+    costs = Costs(max_moves=9, free_slots=0, link_ms_per_record=0.1, window_ms=9.0, cpu_ms_per_record=1.0)
+    for price in (
+        0.0,
+        1.5,
+        3.0,
+        20.0,
+    ):  # gains in ten steps: 1 + 10 * (0.9 - 0.3) and 1 + 10 * (0.6 - 0.5), less 6 %
+        policy = Split(price=price)
+        state = policy.init(Shape(1, 4, 2), prior[None])
+        moved[price] = policy.plan(state, 0, active, resident, costs)[1].load.tolist()
+    assert [sorted(moved[price]) for price in (0.0, 1.5, 3.0, 20.0)] == [[0, 1], [0, 1], [0], []]
+
+
 def test_idle_link_moves_only_beyond_the_margin() -> None:
     policy, shape = Split(margin=0.1), Shape(1, 4, 2)
     resident, active = np.array([1, 1, 0, 0], bool), np.zeros(4, bool)
@@ -166,7 +188,17 @@ def test_costs_follow_the_measured_times_and_outliers_hardly_matter() -> None:
     assert plan.load.size == 0  # a link of three times its cost carries nothing in this window
 
 
-@pytest.mark.parametrize("params", [{"decay": 1.0}, {"reuse": 0.0}, {"margin": -1.0}, {"prior_steps": 0.0}])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"decay": 1.0},
+        {"reuse": 0.0},
+        {"again": -0.1},
+        {"price": -1.0},
+        {"margin": -1.0},
+        {"prior_steps": 0.0},
+    ],
+)
 def test_bad_parameters_are_refused(params: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(params))):
         Split(**params)

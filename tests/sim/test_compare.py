@@ -3,13 +3,16 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kairox_jax.cli import make_parser
 from kairox_jax.commands.flags import resolve
+from kairox_jax.io.trace import read_trace
 from kairox_jax.sim.cli_compare import run_compare
 from kairox_jax.sim.cli_replay import parse_capacity, run_replay
 from kairox_jax.sim.compare import parse_policy
+from kairox_jax.sim.priors import topic_switches
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 TRACES = [str(DATA / f"smollm2-{name}.npz") for name in ("prose", "code")]
@@ -85,6 +88,27 @@ def test_compare_takes_what_the_engine_knows(tmp_path: Path, capsys: pytest.Capt
     assert promoted["--forecast=previous"] < promoted["--forecast=adjacent"] < promoted[""]
 
 
+def test_a_topic_switch_joins_halves_and_profiles_the_rest_of_the_first() -> None:
+    traces = [read_trace(path) for path in TRACES]
+    (one, two), priors, note = topic_switches(traces, 10)
+    assert (one.num_steps, two.num_steps) == (10, 10) and "5 steps" in note
+    assert (one.name, two.name) == ("smollm2-prose-to-smollm2-code", "smollm2-code-to-smollm2-prose")
+    for step in range(5):
+        np.testing.assert_array_equal(one.active(step), traces[0].active(step))
+        np.testing.assert_array_equal(one.active(5 + step), traces[1].active(step))
+    rest = np.mean([traces[1].active(step) for step in range(5, traces[1].num_steps)], axis=0)
+    assert priors[1] is not None
+    np.testing.assert_allclose(priors[1], rest, rtol=1e-6)
+    with pytest.raises(ValueError, match="2 traces or more"):
+        topic_switches(traces[:1], None)
+
+
+def test_compare_replays_topic_switches(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--steps", "4", "--policies", "static", "--hardware", "pc-low", "--json", "--topic-switch"]
+    assert run("compare", *TRACES, *words, "--as-model", "llama-13b") == 0
+    assert "smollm2-prose-to-smollm2-code" in json.loads(capsys.readouterr().out)["traces"]
+
+
 @pytest.mark.parametrize("kind", ["replay", "compare"])
 def test_help_tells_defaults_and_variables(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -126,6 +150,7 @@ def test_policy_parameters_are_read() -> None:
         (["--policies", "static,paper:speed=3"], "no parameter 'speed'"),
         (["--hardware", "pc-low,mainframe"], "mainframe"),
         (["--hardware", "guide", "--dtype", "q8_0"], "--dtype has no effect"),
+        (["--topic-switch"], "2 steps or more"),
     ],
 )
 def test_compare_refuses_what_it_cannot_do(words: list[str], message: str) -> None:
