@@ -20,6 +20,7 @@ from tiny_model import (
 from kairox_jax.balancing import POLICIES
 from kairox_jax.cli import main
 from kairox_jax.config import PlacementConfig, parse_link
+from kairox_jax.engine import hybrid as hybrid_module
 from kairox_jax.engine.link import EmulatedLink, Link, LinkClosed, LinkCost, make_link
 
 PROMPT = [40, 61, 7, 99, 12]
@@ -199,6 +200,23 @@ def test_a_stalled_link_delays_no_token() -> None:
     assert moved > stuck
     assert np.median(stalled) < 3 * np.median(usual) + 2e-3
     assert max(stalled) < 2, "a step waited for the link"
+
+
+def test_a_stall_costs_a_token_no_more_than_its_layers_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host takes 100 us a neuron here, so a layer that is computed there alone takes 16 ms; the stall 10 s."""
+    fast, neuron_s = hybrid_module.residual_ffn, 1e-4
+
+    def slow(x: Any, records: Any, biases: Any, ids: Any, n: int, *rest: Any, **more: Any) -> None:
+        begin = time.perf_counter()
+        fast(x, records, biases, ids, n, *rest, **more)
+        time.sleep(max(0.0, begin + n * neuron_s - time.perf_counter()))
+
+    monkeypatch.setattr(hybrid_module, "residual_ffn", slow)
+    usual, moved = step_times(0.0, steps=16)
+    stalled, stuck = step_times(10.0, steps=16)
+    assert moved > stuck
+    assert np.median(stalled) - np.median(usual) < NUM_LAYERS * NUM_NEURONS * neuron_s
+    assert np.median(stalled) > NUM_LAYERS * (NUM_NEURONS - 80) * neuron_s, "the host was not slowed"
 
 
 def test_closing_during_a_stall_ends_and_leaves_no_thread() -> None:
