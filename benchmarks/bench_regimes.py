@@ -147,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=1, help="each with a trace of its own seed")
+    parser.add_argument("--regimes", default=",".join(REGIMES), help="comma-separated")
     parser.add_argument("--add", type=Path, metavar="FILE", help="an earlier output, whose rounds come first")
     parser.add_argument("--capacity", type=float, default=0.25)
     parser.add_argument("--max-moves", type=int, default=128, help="records of one transfer")
@@ -159,24 +160,19 @@ def main() -> None:
     found: Runs = {regime: {name: [] for name in names} for regime in REGIMES}
     if args.add is not None:
         found = json.loads(args.add.read_text())["runs"]
-    done = len(found["balanced"][names[0]])
     with tempfile.TemporaryDirectory() as folder, slow_host(host_s):
         write_model(Path(folder))
-        for seed in range(done, done + args.rounds):
-            size = {"num_layers": LAYERS, "num_neurons": NEURONS, "num_steps": 2 * args.steps}
-            trace = generate(GeneratorSettings(), seed=seed, **size)
-            for regime, ratio in REGIMES.items():
+        for regime in args.regimes.split(","):
+            done = len(found[regime][names[0]])
+            for seed in range(done, done + args.rounds):
+                size = {"num_layers": LAYERS, "num_neurons": NEURONS, "num_steps": 2 * args.steps}
+                trace = generate(GeneratorSettings(), seed=seed, **size)
                 for name in names if seed % 2 == 0 else names[::-1]:
-                    result = run(Path(folder), name, ratio * host_s, trace, args)
+                    result = run(Path(folder), name, REGIMES[regime] * host_s, trace, args)
                     found[regime][name].append(result)
-                    print(
-                        f"round {seed} {regime} {name}: {result['ms_per_token']:.1f} ms, "
-                        f"hit rate {result['hit_rate']:.3f}",
-                        file=sys.stderr,
-                    )
-    settings = {key: value for key, value in vars(args).items() if key != "add"} | {
-        "rounds": done + args.rounds
-    }
+                    shown = f"{result['ms_per_token']:.1f} ms, hit rate {result['hit_rate']:.3f}"
+                    print(f"{regime}, round {seed}, {name}: {shown}", file=sys.stderr)
+    settings = {key: value for key, value in vars(args).items() if key not in ("add", "regimes", "rounds")}
     print(json.dumps({**settings, "machine": facts(), "regimes": summary(found), "runs": found}, indent=1))
 
 
@@ -184,6 +180,8 @@ def summary(found: Runs) -> dict[str, Any]:
     """Return medians over rounds, and each policy's time over that of ``split``, round by round."""
     result: dict[str, Any] = {}
     for regime, policies in found.items():
+        if not all(policies.values()):
+            continue
         ms = {name: [run["ms_per_token"] for run in runs] for name, runs in policies.items()}
         result[regime] = {
             name: {
