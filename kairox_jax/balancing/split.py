@@ -25,6 +25,7 @@ from kairox_jax.balancing.ranking import best_of, some_best, some_worst
 
 CLIP, RATE = 0.25, 0.05  # of the robust correction of costs, in units of log(measured / forecast)
 IDLE_TURN = 16  # a layer looks for moves over an idle link once in so many steps
+LIKELY_PRICE = 1.0  # the least of `price` where nothing is foreseen: a seventh of the loads for 1 % more time
 REFIT_TURN = 4  # and corrects the costs once in so many
 
 
@@ -162,9 +163,8 @@ class Split:
         free = costs.free_slots
         evict, losses = best_of(held, -likely.take(held), load.size - free)
         paired = min(max(load.size - free, 0), evict.size)
-        better = int(
-            np.count_nonzero(gains[free : free + paired] + losses[:paired] > self.price * self.again)
-        )
+        least = self.again * (self.price if costs.foreseen else max(self.price, LIKELY_PRICE))
+        better = int(np.count_nonzero(gains[free : free + paired] + losses[:paired] > least))
         load, evict = load[: free + better], evict[:better]
         return load, evict, float(np.count_nonzero(np.greater(active, resident)) - load.size)
 

@@ -16,6 +16,10 @@ from kairox_jax.balancing import Costs, Times
 from kairox_jax.engine.counts import Pass
 from kairox_jax.engine.migrate import Migrator
 
+# Of the expected time until the next layer, for its transfers: a little late is all late. With the whole of it, half of
+# the layers found their transfer on its way still, with this a quarter (bench_regimes, a link as fast as the host).
+SURE = 0.8
+
 
 class Meter:
     """Costs for plans and times for feedback, from what was measured.
@@ -79,6 +83,7 @@ class Meter:
             until_ms = (self._last.gpu_ms + self._last.cpu_ms) * (layer + 1) / num_layers
         else:
             until_ms = max(beside * cpu_ms, float(self.resident_ms[layer - 1])) + self._front_ms
+            until_ms *= SURE
         return Costs(
             max_moves=migrator.room(layer),
             free_slots=table.free(layer),

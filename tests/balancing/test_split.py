@@ -140,7 +140,7 @@ def test_shares_let_a_fuller_group_replace_a_partly_active_one() -> None:
 
 
 def test_what_is_not_foreseen_moves_only_for_who_is_less_likely() -> None:
-    """0.9 and 0.5 with 0.1 for their activity are likelier than 0.3 and 0.1; 0.2 with 0.1 is no likelier than 0.8."""
+    """0.9 and 0.5, active, for 0.1 and 0.3; 0.2 with 0.1 for its activity is no likelier than 0.8."""
     costs = {"window_ms": 9.0, "cpu_ms_per_record": 0.1, "foreseen": False}
     assert plan_once(ACTIVE, RESIDENT, PRIOR, **costs)[:2] == ([1, 2], [3, 4])
 
