@@ -12,8 +12,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +22,6 @@ from safetensors.numpy import save_file
 from benchmarks.machine import facts
 from benchmarks.spread import paired_ratios, spread
 from kairox_jax.balancing import POLICIES, make_policy
-from kairox_jax.engine import hybrid as hybrid_module
 from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.hybrid import Hybrid
 from kairox_jax.engine.link import EmulatedLink
@@ -86,21 +83,15 @@ def write_model(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-@contextmanager
-def slow_host(host_s: float) -> Iterator[None]:
-    """Let the host's kernels take at least so long for each neuron, by waiting."""
-    fast = hybrid_module.residual_ffn
+def slowed(ffn: Any, host_s: float) -> Any:
+    """Return a layer's host kernel that takes at least so long for each neuron, by waiting."""
 
-    def slowed(x: Any, records: Any, biases: Any, ids: Any, n: int, *rest: Any, **more: Any) -> None:
+    def run_slowly(h: Any, ids: Any, n: int, *rest: Any, **more: Any) -> None:
         begin = time.perf_counter()
-        fast(x, records, biases, ids, n, *rest, **more)
+        ffn(h, ids, n, *rest, **more)
         time.sleep(max(0.0, begin + n * host_s - time.perf_counter()))
 
-    hybrid_module.residual_ffn = slowed
-    try:
-        yield
-    finally:
-        hybrid_module.residual_ffn = fast
+    return run_slowly
 
 
 def run(model: Path, policy: str, link_s: float, whole: Trace, args: argparse.Namespace) -> dict[str, float]:
@@ -122,6 +113,8 @@ def run(model: Path, policy: str, link_s: float, whole: Trace, args: argparse.Na
         forecast=played,
         link=EmulatedLink(store.record_bytes(0) / link_s, LATENCY_S),
     )
+    # The kernels have no public name: this is all that knows the engine's insides.
+    hybrid._ffns = [slowed(ffn, args.host_us * 1e-6) for ffn in hybrid._ffns]
     times, hits, active, moves = [], 0, 0, 0
     try:
         for played.step in range(steps):
@@ -134,7 +127,8 @@ def run(model: Path, policy: str, link_s: float, whole: Trace, args: argparse.Na
     finally:
         hybrid.close()
     return {
-        "ms_per_token": statistics.mean(times[4:]),
+        # A token of twice the median met another program, or was stopped for it.
+        "ms_per_token": statistics.mean(ms for ms in times[4:] if ms < 2 * statistics.median(times[4:])),
         "median_ms": statistics.median(times[4:]),
         "p90_ms": float(np.percentile(times[4:], 90)),
         "hit_rate": hits / active,
@@ -151,7 +145,7 @@ def main() -> None:
     parser.add_argument("--add", type=Path, metavar="FILE", help="an earlier output, whose rounds come first")
     parser.add_argument("--capacity", type=float, default=0.25)
     parser.add_argument("--max-moves", type=int, default=128, help="records of one transfer")
-    parser.add_argument("--host-us", type=float, default=150.0, help="host time of one neuron, by waiting")
+    parser.add_argument("--host-us", type=float, default=300.0, help="host time of one neuron, by waiting")
     parser.add_argument(
         "--policies", default=",".join(sorted(set(POLICIES) - {"oracle", "layers", "eager-lambda0"}))
     )
@@ -160,7 +154,7 @@ def main() -> None:
     found: Runs = {regime: {name: [] for name in names} for regime in REGIMES}
     if args.add is not None:
         found = json.loads(args.add.read_text())["runs"]
-    with tempfile.TemporaryDirectory() as folder, slow_host(host_s):
+    with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
         for regime in args.regimes.split(","):
             done = len(found[regime][names[0]])
