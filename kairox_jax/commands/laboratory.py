@@ -24,7 +24,7 @@ def add_to(subparsers: Any, chosen: str | None) -> None:
         flags: dict[str, tuple[Flag, ...]] = {}
         if name == chosen:
             parser.add_argument("traces", nargs="+", metavar="TRACE", help="trace files (.npz) of one model")
-            flags = import_module(f"kairox_jax.sim.cli_{name}").FLAGS
+            flags = import_module(f"kairox_jax.commands.{name}").FLAGS
         add_flags(parser, {**flags, "output": FLAGS})
         parser.set_defaults(run=run)
 
@@ -32,4 +32,4 @@ def add_to(subparsers: Any, chosen: str | None) -> None:
 def run(args: argparse.Namespace, engine_api: Any | None = None) -> int:
     """Run the chosen one; return its status."""
     del engine_api
-    return getattr(import_module(f"kairox_jax.sim.cli_{args.command}"), f"run_{args.command}")(args)
+    return getattr(import_module(f"kairox_jax.commands.{args.command}"), f"run_{args.command}")(args)

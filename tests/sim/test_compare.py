@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from kairox_jax.cli import make_parser
+from kairox_jax.commands.compare import run_compare
 from kairox_jax.commands.flags import resolve
+from kairox_jax.commands.replay import parse_capacity, run_replay
 from kairox_jax.io.trace import read_trace
-from kairox_jax.sim.cli_compare import run_compare
-from kairox_jax.sim.cli_replay import parse_capacity, run_replay
 from kairox_jax.sim.compare import parse_policy
 from kairox_jax.sim.priors import topic_switches
 

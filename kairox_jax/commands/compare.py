@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kairox_jax.commands.flags import Flag
+from kairox_jax.commands.replay import MODEL_FLAGS, chosen_dtype, parse_capacity
 from kairox_jax.io.trace import read_trace
-from kairox_jax.sim.cli_replay import MODEL_FLAGS, chosen_dtype, parse_capacity
 from kairox_jax.sim.compare import as_json, check_policies, compare, speedups, table
 from kairox_jax.sim.machine import load_machine, profile_names
 from kairox_jax.sim.plots import plot_all
