@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 
 from kairox_jax.sim import ReplaySettings, Trace, replay
 from kairox_jax.sim.generate import GeneratorSettings, generate
@@ -39,35 +40,43 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--capacity", type=float, default=0.25)
-    parser.add_argument("--bias", type=float, default=-1.65, help="-1.65: 20 %% active, -2.5: 10 %%")
+    parser.add_argument(
+        "--biases", type=float, nargs="+", default=[-1.65, -2.5], help="-1.65: 20 %% active, -2.5: 10 %%"
+    )
     args = parser.parse_args()
     result: dict[str, dict] = {}
-    for switch in (False, True):
-        for column, machine in enumerate(("pc-low", "pc-high")):
-            times: dict[str, list[float]] = {name: [] for name in STAGES}
-            for seed in range(args.seeds):
-                profile, trace = make_trace(seed, args.steps, switch, args.bias)
-                for name, (policy, params, _) in STAGES.items():
-                    settings = ReplaySettings(
-                        policy=policy,
-                        params=params,
-                        hardware=machine,
-                        capacity=args.capacity,
-                        as_model="llama-13b",
-                    )
-                    totals = replay([trace], settings, [profile.frequencies()]).totals()
-                    times[name].append(totals["ms_per_token"])
-            base = times["static"]
-            result[f"{machine}{' with a topic switch' if switch else ''}"] = {
-                name: {
-                    "ms_per_token": statistics.mean(times[name]),
-                    "spread_ms": max(times[name]) - min(times[name]),
-                    "over_static": statistics.mean(b / t for b, t in zip(base, times[name], strict=True)),
-                    "paper": paper[column] if paper else None,
-                }
-                for name, (_, _, paper) in STAGES.items()
-            }
+    for bias in args.biases:
+        for switch in (False, True):
+            for column, machine in enumerate(("pc-low", "pc-high")):
+                name = f"{machine}, bias {bias}" + (", topic switch" if switch else "")
+                print(name, file=sys.stderr)
+                result[name] = measure(args, machine, column, switch, bias)
     print(json.dumps({**vars(args), "result": result}, indent=1))
+
+
+def measure(
+    args: argparse.Namespace, machine: str, column: int, switch: bool, bias: float
+) -> dict[str, dict]:
+    """Return time, and how often it goes into the time of ``static``, of each stage; means over seeds."""
+    times: dict[str, list[float]] = {name: [] for name in STAGES}
+    for seed in range(args.seeds):
+        profile, trace = make_trace(seed, args.steps, switch, bias)
+        for name, (policy, params, _) in STAGES.items():
+            settings = ReplaySettings(
+                policy=policy, params=params, hardware=machine, capacity=args.capacity, as_model="llama-13b"
+            )
+            totals = replay([trace], settings, [profile.frequencies()]).totals()
+            times[name].append(totals["ms_per_token"])
+    base = times["static"]
+    return {
+        name: {
+            "ms_per_token": statistics.mean(times[name]),
+            "spread_ms": max(times[name]) - min(times[name]),
+            "over_static": statistics.mean(b / t for b, t in zip(base, times[name], strict=True)),
+            "paper": paper[column] if paper else None,
+        }
+        for name, (_, _, paper) in STAGES.items()
+    }
 
 
 if __name__ == "__main__":

@@ -70,6 +70,7 @@ class Costs:
         gpu_ms_second: device time of the second pass over records that were waited for.
         cpu_ms_fixed: host time of this layer's FFN without any residual, paid when there is one.
         record_bytes: bytes of one record.
+        foreseen: what is active is what the layer will compute next; else what it computed in the last step.
     """
 
     max_moves: int
@@ -83,6 +84,7 @@ class Costs:
     gpu_ms_second: float = 0.0
     cpu_ms_fixed: float = 0.0
     record_bytes: int = 0
+    foreseen: bool = True
 
     def __post_init__(self) -> None:
         if self.max_moves < 0 or self.free_slots < 0:
@@ -115,7 +117,7 @@ class Plan(_Moves):
     """The pair (load, evict) of one layer and step.
 
     Attributes:
-        load: int32 ids to load, best first: the executor sends them in this order.
+        load: int32 ids to load: the executor sends them in this order, so the best come first where some will be late.
         evict: int32 ids to evict; all of them leave, or as many as the executor needs.
         wait: so many of the first loads are waited for before the layer's device part runs; 0, the rule,
             leaves what is late to the host (as does an executor that cannot wait). Not part of the pair.

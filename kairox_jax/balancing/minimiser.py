@@ -39,14 +39,6 @@ class LayerTime(NamedTuple):
         """Return the link's time for that many loads."""
         return moves * self.link + self.link_fixed if moves > 0 else 0.0
 
-    def layer_ms(self, moves: int, moved: float, moved_in_time: float, host: float, device: float) -> float:
-        """Return max(device, host) when ``moves`` loads take ``moved`` off the host's work."""
-        first = (device + (moved if moves <= self.in_time else moved_in_time)) * self.gpu
-        if moves > self.in_time:
-            exposed = moves * self.link + self.link_fixed - self.window
-            first = max(first, exposed) + (moved - moved_in_time) * self.gpu + self.gpu_second
-        return max(first, self.host_ms(host - moved))
-
 
 def layer_time(costs: Costs, host_factor: float, link_factor: float) -> LayerTime:
     """Return the time function of a layer, with its host and link costs multiplied by the factors."""
@@ -98,21 +90,32 @@ def best_whole_count(time: LayerTime, host: float, device: float, limit: int) ->
     Host time falls and device time rises with the moves, both in straight pieces: the minimum lies at an
     end of a piece or beside a crossing.
     """
-    in_time = min(time.in_time, limit)
-    host_alone = host * time.cpu + time.cpu_fixed
-    candidates = [0, limit]
-    rate = time.cpu + time.gpu
+    cpu, fixed, gpu, second, link, link_fixed, window, in_time, can_wait = time
+    host_alone = host * cpu + fixed
+    ready = link_fixed - window  # what is waited for beside the records' own time
+    # Beyond this, waiting takes longer than leaving everything to the host.
+    useful = int((host_alone - ready) / link) + 1 if can_wait and link > 0 else in_time
+    limit = max(min(limit, useful), 0)
+    in_time = min(in_time, limit)
+    candidates = [limit]
+    rate = cpu + gpu
     if rate > 0:
-        crossing = math.floor((host_alone - device * time.gpu) / rate)
+        crossing = math.floor((host_alone - device * gpu) / rate)
         if crossing >= in_time and in_time < limit:  # the host is still slower: consider waiting
-            device_bound = math.floor((host_alone - device * time.gpu - time.gpu_second) / rate)
-            ready = time.link_fixed - time.window + time.gpu_second - in_time * time.gpu
-            link_bound = math.floor((host_alone - ready) / (rate + time.link))
+            device_bound = math.floor((host_alone - device * gpu - second) / rate)
+            link_bound = math.floor((host_alone - ready - second + in_time * gpu) / (rate + link))
             late = min(max(min(device_bound, link_bound), in_time), limit - 1)
             candidates += [in_time, late, late + 1]
         else:
             early = min(max(crossing, 0), max(in_time - 1, 0))
             candidates += [early, min(early + 1, in_time)]
-    times = [time.layer_ms(k, k, in_time, host, device) for k in candidates]
-    least = min(times)
-    return min(k for k, ms in zip(candidates, times, strict=True) if ms == least)
+    best, least = 0, max(device * gpu, host_alone if host > 0 else 0.0)
+    for k in candidates:
+        device_ms = (device + min(k, in_time)) * gpu
+        if k > in_time:
+            device_ms = max(device_ms, k * link + ready) + (k - in_time) * gpu + second
+        host_ms = (host - k) * cpu + fixed if k < host else 0.0
+        ms = max(device_ms, host_ms)
+        if ms < least or (ms == least and k < best):
+            best, least = k, ms
+    return best

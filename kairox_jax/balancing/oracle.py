@@ -34,28 +34,23 @@ class Oracle(Split):
         self._future, self._discount = future, discount
 
     def init(self, shape: Shape, prior: Prior | None) -> SplitState:
-        """Look at the first steps."""
-        self._step = -1
-        self._ahead = [self._future(step) for step in range(HORIZON)]
+        """Begin before the first step of each layer."""
+        self._step = [-1] * shape.num_layers
         return super().init(shape, prior)
 
     def plan(
         self, state: SplitState, layer: int, active: Active, resident: Resident, costs: Costs
     ) -> tuple[SplitState, Plan]:
-        """Look one step further at each first layer, then plan as ``split`` does."""
-        if layer == 0:
-            self._advance(state.momentum.table.shape)
+        """Plan as ``split`` does, one step later than the layer's last plan."""
+        self._step[layer] += 1
         return super().plan(state, layer, active, resident, costs)
 
     def _expected(self, state: SplitState, layer: int) -> tuple[np.ndarray, float]:
-        """Return the true discounted reuse."""
-        return self._reuse[layer], 1.0
-
-    def _advance(self, size: tuple[int, ...]) -> None:
-        self._step += 1
-        self._ahead = [*self._ahead[1:], self._future(self._step + HORIZON)]
-        self._reuse = np.zeros(size, np.float32)
-        for rows in reversed(self._ahead):
-            self._reuse *= np.float32(self._discount)
+        """Return the true discounted reuse after the step whose activations the plan was given."""
+        reuse = np.zeros(state.momentum.table.shape[1], np.float32)
+        for step in range(self._step[layer] + HORIZON, self._step[layer], -1):
+            reuse *= np.float32(self._discount)
+            rows = self._future(step)
             if rows is not None:
-                self._reuse += rows * np.float32(1 - self._discount)
+                reuse += rows[layer] * np.float32(1 - self._discount)
+        return reuse, 1.0

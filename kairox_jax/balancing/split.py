@@ -21,19 +21,22 @@ from kairox_jax.balancing.minimiser import (
     most_useful_moves,
 )
 from kairox_jax.balancing.momentum import Momentum, new_momentum
-from kairox_jax.balancing.ranking import best_of, some_worst
+from kairox_jax.balancing.ranking import best_of, some_best, some_worst
 
 CLIP, RATE = 0.25, 0.05  # of the robust correction of costs, in units of log(measured / forecast)
-IDLE_TURN = 8  # a layer looks for moves over an idle link once in so many steps
+IDLE_TURN = 16  # a layer looks for moves over an idle link once in so many steps
+LIKELY_PRICE = 1.0  # the least of `price` where nothing is foreseen: a seventh of the loads for 1 % more time
+REFIT_TURN = 4  # and corrects the costs once in so many
 
 
 @dataclass
 class SplitState:
-    """Momentum, last forecast (host, link) of each layer, log corrections of both costs, steps seen."""
+    """Momentum, last forecast (host, link) of each layer, corrections of both costs (log, factor), steps seen."""
 
     momentum: Momentum
     forecast: list[tuple[float, float]]
     correction: list[float]
+    factor: list[float]
     turns: list[int]
     waits: int = 0
 
@@ -45,6 +48,8 @@ class Split:
         decay: of the momentum, a step, in (0, 1).
         reuse: weight of expected reuse against activation now, in (0, 1): an active absent neuron always
             outranks an idle resident, and reuse decides among equals.
+        again: expected activation that activity in the last step adds, where the next one is not foreseen.
+        price: hits that a load must earn back; 0 minimises time alone, for which an idle link costs nothing.
         margin: a move over an idle link must raise the expected activation by so much (hysteresis).
         prior_steps: steps that the prior stands for.
         refit: correct the host's and the link's costs by the measured times.
@@ -54,6 +59,8 @@ class Split:
         self,
         decay: float = 0.98,
         reuse: float = 0.9,
+        again: float = 0.1,
+        price: float = 0.0,
         margin: float = 0.1,
         prior_steps: float = 16.0,
         refit: bool = True,
@@ -61,9 +68,13 @@ class Split:
         for name, value in (("decay", decay), ("reuse", reuse)):
             if not 0 < value < 1:
                 raise ValueError(f"{name} {value} must be in (0, 1)")
-        if margin < 0 or prior_steps <= 0:
-            raise ValueError(f"margin {margin} must be 0 or more, prior_steps {prior_steps} above 0")
+        for name, value in (("again", again), ("price", price), ("margin", margin)):
+            if value < 0:
+                raise ValueError(f"{name} {value} must be 0 or more")
+        if prior_steps <= 0:
+            raise ValueError(f"prior_steps {prior_steps} must be above 0")
         self.decay, self.reuse, self.margin = decay, reuse, margin
+        self.again, self.price = again, price
         self.prior_steps, self.refit = prior_steps, refit
 
     def init(self, shape: Shape, prior: Prior | None) -> SplitState:
@@ -72,6 +83,7 @@ class Split:
             new_momentum(shape, prior, self.decay, self.prior_steps),
             [(0.0, 0.0)] * shape.num_layers,
             [0.0, 0.0],
+            [1.0, 1.0],
             [0] * shape.num_layers,
         )
 
@@ -79,13 +91,16 @@ class Split:
         self, state: SplitState, layer: int, active: Active, resident: Resident, costs: Costs
     ) -> tuple[SplitState, Plan]:
         """Rank pairs of load and eviction, and take as many as minimise the layer's time."""
-        time = layer_time(costs, math.exp(state.correction[0]), math.exp(state.correction[1]))
-        choose = self._choose_whole if active.dtype == bool else self._choose_shares
+        time = layer_time(costs, *state.factor)
+        choose = self._choose_shares
+        if active.dtype == bool:
+            in_time = costs.foreseen and not self.price
+            choose = self._choose_whole if in_time else self._choose_likely
         load, evict, left = choose(state, layer, active, resident, costs, time)
         waits = load.size > time.in_time
         wait = load.size if waits else 0
         state.turns[layer] += 1
-        if load.size < time.in_time and (state.turns[layer] + layer) % IDLE_TURN == 0:
+        if load.size < time.in_time and not self.price and (state.turns[layer] + layer) % IDLE_TURN == 0:
             load, evict = self._use_idle_link(state, layer, active, resident, load, evict, costs, time)
         state.forecast[layer] = (time.host_ms(left), time.link_ms(load.size))
         state.waits += waits
@@ -108,26 +123,50 @@ class Split:
 
         Each move takes one record off the host, so the number comes first and only so many are ranked.
         """
+        state.momentum.add(layer, active)
         ids = active.nonzero()[0]
-        state.momentum.add_ids(layer, ids)
         absent = ids.compress(~resident.take(ids))
         hits = ids.size - absent.size
         idle_residents = int(np.count_nonzero(resident)) - hits
-        limit = min(
-            most_useful_moves(time, absent.size),
-            costs.max_moves,
-            absent.size,
-            costs.free_slots + idle_residents,
-        )
+        limit = min(costs.max_moves, absent.size, costs.free_slots + idle_residents)
         count = best_whole_count(time, absent.size, hits, limit)
         if count == 0:
-            return ids[:0], ids[:0], absent.size
+            return absent[:0], absent[:0], absent.size
         row, _ = self._expected(state, layer)
-        load, _ = best_of(absent, row.take(absent), count)
+        choose = best_of if count > time.in_time else some_best  # an order is of use to who comes late
+        load, _ = choose(absent, row.take(absent), count)
         if count <= costs.free_slots:
-            return load, ids[:0], absent.size - count
+            return load, absent[:0], absent.size - count
         idle = np.greater(resident, active).nonzero()[0]
         return load, some_worst(idle, row.take(idle), count - costs.free_slots), absent.size - count
+
+    def _choose_likely(
+        self,
+        state: SplitState,
+        layer: int,
+        active: Active,
+        resident: Resident,
+        costs: Costs,
+        time: LayerTime,
+    ) -> tuple[np.ndarray, np.ndarray, float]:
+        """Return the same where ``active`` is of the last step, or loads have a price: what counts is who is likely.
+
+        A load must be likelier than who leaves for it, activity counting as ``again``, and earn its price back in
+        1 / ``again`` steps.
+        """
+        state.momentum.add(layer, active)
+        row, factor = self._expected(state, layer)
+        likely = row * np.float32(factor) + np.float32(self.again) * active
+        absent, held = np.greater(active, resident).nonzero()[0], resident.nonzero()[0]
+        limit = min(time.in_time, costs.max_moves)
+        load, gains = best_of(absent, likely.take(absent), limit)
+        free = costs.free_slots
+        evict, losses = best_of(held, -likely.take(held), load.size - free)
+        paired = min(max(load.size - free, 0), evict.size)
+        least = self.again * (self.price if costs.foreseen else max(self.price, LIKELY_PRICE))
+        better = int(np.count_nonzero(gains[free : free + paired] + losses[:paired] > least))
+        load, evict = load[: free + better], evict[:better]
+        return load, evict, float(np.count_nonzero(np.greater(active, resident)) - load.size)
 
     def _choose_shares(
         self,
@@ -176,15 +215,17 @@ class Split:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Add moves that serve later steps only, where the link would idle and the margin is met."""
         row, factor = self._expected(state, layer)
-        outside, inside = ~resident, resident & (active == 0)
-        outside[load] = inside[evict] = False
+        inside = resident & (active == 0)
+        inside[evict] = False
         free = costs.free_slots - load.size + evict.size
         idle = inside.nonzero()[0]
-        if free == 0:  # without an empty slot, only who beats the worst by the margin is a candidate
-            if idle.size == 0:
-                return load, evict
-            outside &= row > row.take(idle).min() + self.margin / factor
-        absent = outside.nonzero()[0]
+        if free == 0 and idle.size == 0:
+            return load, evict
+        # Without an empty slot, only who beats the worst by the margin is a candidate.
+        least = -np.inf if free else row.take(idle).min() + self.margin / factor
+        better_ones = np.greater(row > least, resident)
+        better_ones[load] = False
+        absent = better_ones.nonzero()[0]
         more, gains = best_of(absent, row.take(absent), min(time.in_time, costs.max_moves) - load.size)
         leave, losses = best_of(idle, -row.take(idle), more.size - free)
         paired = min(max(more.size - free, 0), leave.size)
@@ -193,17 +234,18 @@ class Split:
 
     def feedback(self, state: SplitState, layer: int | None, times: Times) -> SplitState:
         """Correct the costs by how far the layer's measured times are from the forecast."""
-        if layer is None or not self.refit:
+        if layer is None or not self.refit or (state.turns[layer] + layer) % REFIT_TURN:
             return state
         for side, measured in enumerate((times.cpu_ms, times.io_ms)):
             forecast = state.forecast[layer][side]
             if forecast > 0 and measured > 0:
                 error = math.log(measured / forecast)
                 state.correction[side] += RATE * min(max(error, -CLIP), CLIP)
+                state.factor[side] = math.exp(state.correction[side])
         return state
 
     def report(self, state: SplitState) -> dict[str, float]:
         """Return the corrections as factors, and the plans that waited since the last report."""
         waits, state.waits = state.waits, 0
-        host, link = (math.exp(log) for log in state.correction)
+        host, link = state.factor
         return {"cpu_factor": host, "link_factor": link, "waits": float(waits)}

@@ -21,13 +21,15 @@ def add_to(subparsers: Any, chosen: str | None) -> None:
         parser = subparsers.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
         )
+        flags: dict[str, tuple[Flag, ...]] = {}
         if name == chosen:
-            getattr(import_module(f"kairox_jax.sim.cli_{name}"), f"add_{name}_arguments")(parser)
-        add_flags(parser, {"output": FLAGS})
+            parser.add_argument("traces", nargs="+", metavar="TRACE", help="trace files (.npz) of one model")
+            flags = import_module(f"kairox_jax.commands.{name}").FLAGS
+        add_flags(parser, {**flags, "output": FLAGS})
         parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, engine_api: Any | None = None) -> int:
     """Run the chosen one; return its status."""
     del engine_api
-    return getattr(import_module(f"kairox_jax.sim.cli_{args.command}"), f"run_{args.command}")(args)
+    return getattr(import_module(f"kairox_jax.commands.{args.command}"), f"run_{args.command}")(args)

@@ -148,7 +148,7 @@ class Hybrid:
         seen = active if share is None else share
         # A forecast of the next layer has planned all but the first; what the first will need is known least late now.
         for layer in range(1 if self._ahead else self.config.num_layers):
-            self._plan(layer, seen[layer], ahead=False)
+            self._plan(layer, seen[layer])
         counts = StepCounts(
             active=active,
             share=share,
@@ -185,7 +185,9 @@ class Hybrid:
             if following is not None:  # transfers for the next layer start before this one's residual
                 following = np.asarray(following)
                 if self._is_warm:
-                    self._plan(layer + 1, _share_of(following), ahead=True)
+                    assert chosen is not None
+                    beside = int(np.count_nonzero(chosen[:, self._outside[layer]]))
+                    self._plan(layer + 1, _share_of(following), beside=beside)
             y_host = self._residual(layer, h_host, chosen, run)
             done = perf_counter()
             run.masks.append(mask)
@@ -350,16 +352,21 @@ class Hybrid:
         self.state = self.policy.feedback(self.state, None, times)
 
     def _plan(
-        self, layer: int, active: Bool[np.ndarray, " F"] | Float[np.ndarray, " F"], *, ahead: bool
+        self,
+        layer: int,
+        active: Bool[np.ndarray, " F"] | Float[np.ndarray, " F"],
+        *,
+        beside: int | None = None,
     ) -> None:
         """Let the policy plan a layer and send off what it wants moved; nothing here waits.
 
         Args:
             layer: index of the layer.
             active: what it will compute: its forecast, or, without one, what it computed in this step.
-            ahead: it is the next layer of this step; else of the step that follows.
+            beside: neurons that the host computes of the layer before in the meantime; None: the plan is for the
+                step that follows.
         """
-        costs = self.meter.costs(layer, self.migrator, ahead=ahead)
+        costs = self.meter.costs(layer, self.migrator, beside=beside)
         self.state, plan = self.policy.plan(self.state, layer, active, self.table.held(layer), costs)
         self.migrator.submit(layer, plan)
         if len(plan.evict):

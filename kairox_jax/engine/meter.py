@@ -16,6 +16,10 @@ from kairox_jax.balancing import Costs, Times
 from kairox_jax.engine.counts import Pass
 from kairox_jax.engine.migrate import Migrator
 
+# Of the expected time until the next layer, for its transfers: a little late is all late. With the whole of it, half of
+# the layers found their transfer on its way still, with this a quarter (bench_regimes, a link as fast as the host).
+SURE = 0.8
+
 
 class Meter:
     """Costs for plans and times for feedback, from what was measured.
@@ -28,6 +32,7 @@ class Meter:
         self.resident_ms = resident_ms
         self._last = Times(0.0, 0.0, 0.0)  # of the last step
         self._last_evaluated = 1  # neurons that the host evaluated in it
+        self._overlapped_ms, self._front_ms = 0.0, 0.0  # of this step so far; of a layer in the last step
 
     def overlapped_ms(self, layer: int, mask: Any, host_ms: float) -> float:
         """Return the device time that passed beside the host's, without waiting for the device.
@@ -42,7 +47,9 @@ class Meter:
         """
         if mask is None:
             return 0.0
-        return min(float(self.resident_ms[layer]), host_ms) if mask.is_ready() else host_ms
+        ms = min(float(self.resident_ms[layer]), host_ms) if mask.is_ready() else host_ms
+        self._overlapped_ms += ms
+        return ms
 
     def end_step(
         self, run: Pass, residual: Int[np.ndarray, " L"], io_ms: Float[np.ndarray, " L"]
@@ -57,28 +64,36 @@ class Meter:
         by_layer = [Times(*ms) for ms in zip(run.gpu_ms, io_ms.tolist(), run.cpu_ms, strict=True)]
         self._last = Times(sum(run.gpu_ms), float(io_ms.sum()), sum(run.cpu_ms))
         self._last_evaluated = run.evaluated
+        self._front_ms = max(self._last.gpu_ms - self._overlapped_ms, 0.0) / len(by_layer)
+        self._overlapped_ms = 0.0
         return by_layer, self._last
 
-    def costs(self, layer: int, migrator: Migrator, *, ahead: bool) -> Costs:
+    def costs(self, layer: int, migrator: Migrator, *, beside: int | None) -> Costs:
         """Return what moving and computing a layer's neurons costs now.
 
         Args:
             layer: index of the layer.
             migrator: knows the slots, the link and its queue.
-            ahead: the plan is made one layer ahead, else before the step: then each layer before it gives time for
-                transfers too, and so every layer has its share of the link.
+            beside: neurons of the layer before that the host is about to compute, which gives time for transfers;
+                None for a plan before the step: then every layer before it does, at the last step's pace.
         """
         table, num_layers = migrator.table, len(self.resident_ms)
-        step_ms = self._last.gpu_ms + self._last.cpu_ms
+        cpu_ms = self._last.cpu_ms / max(self._last_evaluated, 1)
+        if beside is None:
+            until_ms = (self._last.gpu_ms + self._last.cpu_ms) * (layer + 1) / num_layers
+        else:
+            until_ms = max(beside * cpu_ms, float(self.resident_ms[layer - 1])) + self._front_ms
+            until_ms *= SURE
         return Costs(
             max_moves=migrator.room(layer),
             free_slots=table.free(layer),
             gpu_ms_per_record=float(self.resident_ms[layer]) / max(int(table.capacity[layer]), 1),
-            cpu_ms_per_record=self._last.cpu_ms / max(self._last_evaluated, 1),
+            cpu_ms_per_record=cpu_ms,
             link_ms_per_record=migrator.cost.ms_per_record,
             link_ms_fixed=migrator.cost.fixed_ms,
-            window_ms=step_ms * (1 if ahead else layer + 1) / num_layers - migrator.backlog_ms,
+            window_ms=until_ms - migrator.backlog_ms,
             record_bytes=migrator.store.record_bytes(layer),
+            foreseen=beside is not None,
         )
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
@@ -16,8 +17,17 @@ from kairox_jax.engine.link import Link, LinkCost
 from kairox_jax.placement import NeuronStore, SlotArrays, SlotTable, commit_records
 from kairox_jax.quant import SharedScales
 
-SHORT_BUFFERS = (8, 32)  # rows; longer ones have room for max_moves
+SHORT_BUFFERS = (8, 16, 32, 64, 128)  # rows; the longest has room for max_moves
 MAX_IN_FLIGHT = 2  # transfers of one layer; a third would only arrive later
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one plan loaded, in one buffer or several: how many rows of each are records, and the link's time."""
+
+    buffers: list[UInt8[Array, "M nbytes"]]
+    counts: list[int]
+    io_ms: float
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,7 @@ class Arrival:
 
     neurons: Int[np.ndarray, " n"]
     slots: Int[np.ndarray, " n"]
-    transfer: Future[tuple[UInt8[Array, "M nbytes"], float]]
+    transfer: Future[Sent]
 
 
 @dataclass
@@ -45,7 +55,8 @@ class Migrator:
 
     The worker gathers the records into a fresh buffer and sends it over the link, which waits for its arrival and
     times it. The caller's thread commits what has arrived, between two uses of a layer's slots.
-    Buffers have one of three lengths, so that few shapes are compiled; padding rows go to slot C and are dropped.
+    Buffers have one of a few lengths, so that few shapes are compiled; padding rows go to slot C and are dropped. A
+    plan that would need much padding goes in several.
 
     Args:
         store: the host's records.
@@ -94,7 +105,7 @@ class Migrator:
         if first:
             lengths, layer = sorted({self._lengths[0], self._lengths[-1]}), next(iter(first.values()))
             # Both sizes are sent twice: what a first time adds is not the link's.
-            sent = [(n, self._send(layer, np.zeros(n, np.int32))[1]) for n in (*lengths, *lengths)]
+            sent = [(n, self._send(layer, np.zeros(n, np.int32)).io_ms) for n in (*lengths, *lengths)]
             self.cost = LinkCost(sent[len(lengths) :])
 
     def room(self, layer: int) -> int:
@@ -137,22 +148,25 @@ class Migrator:
         while pending and (wait or pending[0].transfer.done()):
             arrival = pending.popleft()
             try:
-                records, io_ms = arrival.transfer.result()
+                sent = arrival.transfer.result()
             except Exception:
                 lost = self.table.slot_of[layer, arrival.neurons] == arrival.slots
                 self.table.evict(layer, arrival.neurons[lost])
                 raise
             kept = self.table.commit(layer, arrival.neurons, arrival.slots)
-            at = np.full(records.shape[0], self.table.capacity[layer], np.int32)
-            at[: len(kept)] = np.where(kept, arrival.slots, self.table.capacity[layer])
-            self._commit(layer, records, at, arrival.neurons)
+            places, begin = np.where(kept, arrival.slots, self.table.capacity[layer]), 0
+            for records, count in zip(sent.buffers, sent.counts, strict=True):
+                at = np.full(records.shape[0], self.table.capacity[layer], np.int32)
+                at[:count] = places[begin : begin + count]
+                self._commit(layer, records, at, arrival.neurons[begin : begin + count])
+                begin += count
             self._unused[layer, arrival.neurons[kept]] = True
             self.counts.promotions += len(kept)
             self.counts.wasted_promotions += int(np.count_nonzero(~kept))
             self.counts.link_bytes += len(kept) * self.store.record_bytes(layer)
-            self.counts.io_ms += io_ms
-            self._layer_ms[layer] += io_ms
-            self.cost.add(len(kept), io_ms)
+            self.counts.io_ms += sent.io_ms
+            self._layer_ms[layer] += sent.io_ms
+            self.cost.add(len(kept), sent.io_ms)
             changed = True
         return changed
 
@@ -204,12 +218,37 @@ class Migrator:
             slot_format=self.slot_format,
         )
 
-    def _work(self, layer: int, neurons: Int[np.ndarray, " n"]) -> tuple[UInt8[Array, "M nbytes"], float]:
+    def _work(self, layer: int, neurons: Int[np.ndarray, " n"]) -> Sent:
         try:
             return self._send(layer, neurons)
         finally:
             self._sent += (len(neurons), 1)
 
-    def _send(self, layer: int, neurons: Int[np.ndarray, " n"]) -> tuple[UInt8[Array, "M nbytes"], float]:
-        rows = next(length for length in self._lengths if length >= len(neurons))
-        return self.link.send(lambda: self.store.gather(layer, neurons, rows=rows))
+    def _send(self, layer: int, neurons: Int[np.ndarray, " n"]) -> Sent:
+        sent, begin = Sent([], [], 0.0), 0
+        for rows in buffer_lengths(len(neurons), self._lengths):
+            part = neurons[begin : begin + rows]
+            records, ms = self.link.send(partial(self.store.gather, layer, part, rows=rows))
+            begin += len(part)
+            sent = Sent([*sent.buffers, records], [*sent.counts, len(part)], sent.io_ms + ms)
+        return sent
+
+
+def buffer_lengths(records: int, lengths: Sequence[int]) -> list[int]:
+    """Return the buffers that carry so many records, from an ascending choice of lengths.
+
+    One with little padding where there is one (an eighth, or less than the shortest buffer), else the longest that
+    will be full, and so on: padding rows take the link's time as well.
+
+    Args:
+        records: at most the last of the lengths.
+        lengths: rows.
+    """
+    chosen, left = [], records
+    while left > 0:
+        fits = next(length for length in lengths if length >= left)
+        if fits - left < max(lengths[0], records // 8):
+            return [*chosen, fits]
+        chosen.append(max(length for length in lengths if length <= left))
+        left -= chosen[-1]
+    return chosen

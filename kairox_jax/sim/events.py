@@ -71,8 +71,9 @@ class Simulator:
         queue_ms: transfers that may wait for the link; what would come later is not loaded.
         can_wait: the executor waits for loads where a plan says so; else all late ones go to the host.
         debug: check every plan.
-        forecast: "perfect": a layer is planned one layer ahead, from what it will compute. "previous": all layers
-            before the step, from what they computed in the last one, and nothing is waited for.
+        forecast: "perfect": a layer is planned one layer ahead, from what it will compute. The engine's two ways,
+            in which nothing is waited for: "adjacent", with predictors: so too, but the first layer, which is planned
+            before the step from what it computed in the last one; "previous", without: all layers are.
         max_moves: the most records that a plan loads; None leaves it to the queue.
     """
 
@@ -92,7 +93,7 @@ class Simulator:
     ) -> None:
         self.policy, self.shape, self.costs, self.group_size = policy, shape, costs, group_size
         self.queue_ms, self.debug = queue_ms, debug
-        self.can_wait, self.ahead = can_wait and forecast == "perfect", forecast == "perfect"
+        self.forecast, self.can_wait = forecast, can_wait and forecast == "perfect"
         self.max_moves = shape.num_neurons if max_moves is None else max_moves
         self.cache = Cache(shape, resident)
         self.state = policy.init(shape, prior)
@@ -111,17 +112,18 @@ class Simulator:
         record, costs, begin = StepRecord(active=int(counts.sum())), self.costs, self.now
         shares = counts if counts.dtype == bool else (counts / self.group_size).astype(np.float32)
         start = self.now + costs.head_ms + costs.attention_ms
-        if self.ahead:
+        if self.forecast == "perfect":
             self._plan(0, shares[0], self.now, start, record)
         elif self.seen is not None:
-            for layer in range(self.shape.num_layers):
+            for layer in range(1 if self.forecast == "adjacent" else self.shape.num_layers):
                 due = self.now + self.layers_ms * (layer + 1) / self.shape.num_layers
-                self._plan(layer, self.seen[layer], self.now, due, record)
-        self.seen = shares
+                self._plan(layer, self.seen[layer], self.now, due, record, foreseen=False)
+        self.seen, times = shares, []
         for layer in range(self.shape.num_layers):
-            end = self._ffn(layer, counts[layer], start, record)
+            end, layer_times = self._ffn(layer, counts[layer], start, record)
+            times.append(layer_times)
             following = end + costs.attention_ms
-            if self.ahead and layer + 1 < self.shape.num_layers:
+            if self.forecast != "previous" and layer + 1 < self.shape.num_layers:
                 self._plan(layer + 1, shares[layer + 1], start, following, record)
             start = following
             self.now = end
@@ -131,30 +133,26 @@ class Simulator:
         for name in ("gpu_ms", "io_ms", "cpu_ms"):
             setattr(record, name, getattr(record, name) * costs.layer_scale)
         record.gpu_ms += costs.head_ms
-        times = Times(record.gpu_ms, record.io_ms, record.cpu_ms)
-        self.state = self.policy.feedback(self.state, None, times)
+        for layer, layer_times in enumerate(times):
+            self.state = self.policy.feedback(self.state, layer, layer_times)
+        self.state = self.policy.feedback(self.state, None, Times(record.gpu_ms, record.io_ms, record.cpu_ms))
         report = getattr(self.policy, "report", None)
         record.report = report(self.state) if report else {}
         return record
 
-    def _plan(self, layer: int, share: np.ndarray, now: float, start: float, record: StepRecord) -> None:
+    def _plan(
+        self,
+        layer: int,
+        share: np.ndarray,
+        now: float,
+        start: float,
+        record: StepRecord,
+        foreseen: bool = True,
+    ) -> None:
         """Let the policy plan ``layer`` at time ``now``, whose FFN is due at ``start``; send the loads."""
         costs, cache = self.costs, self.cache
         link_start = max(now, self.link_free)
-        room_ms = now + self.queue_ms + (start - now) - link_start - costs.link_ms_fixed
-        layer_costs = Costs(
-            max_moves=min(max(int(room_ms / costs.link_ms_per_record), 0), self.max_moves),
-            free_slots=cache.free(layer),
-            gpu_ms_per_record=costs.gpu_ms_per_neuron * self.group_size,
-            cpu_ms_per_record=costs.cpu_ms_per_neuron * self.group_size,
-            link_ms_per_record=costs.link_ms_per_record,
-            link_ms_fixed=costs.link_ms_fixed,
-            window_ms=start - link_start,
-            cpu_ms_fixed=costs.cpu_ms_fixed,
-            can_wait=self.can_wait,
-            gpu_ms_second=costs.gpu_ms_second,
-            record_bytes=int(costs.record_bytes),
-        )
+        layer_costs = self._layer_costs(layer, start, link_start, foreseen)
         self.state, plan = self.policy.plan(self.state, layer, share, cache.resident[layer], layer_costs)
         if self.debug:
             check_plan(plan, self.shape, layer, cache.resident[layer], layer_costs)
@@ -170,8 +168,27 @@ class Simulator:
             self.io_ms[layer] = self.link_free - link_start
             record.io_ms += self.io_ms[layer]
 
-    def _ffn(self, layer: int, counts: np.ndarray, start: float, record: StepRecord) -> float:
-        """Compute a layer's FFN from ``start`` on and return when it ends."""
+    def _layer_costs(self, layer: int, start: float, link_start: float, foreseen: bool) -> Costs:
+        """Return what a plan costs whose transfers begin at ``link_start`` for an FFN due at ``start``."""
+        costs = self.costs
+        room_ms = start + self.queue_ms - link_start - costs.link_ms_fixed
+        return Costs(
+            max_moves=min(max(int(room_ms / costs.link_ms_per_record), 0), self.max_moves),
+            free_slots=self.cache.free(layer),
+            gpu_ms_per_record=costs.gpu_ms_per_neuron * self.group_size,
+            cpu_ms_per_record=costs.cpu_ms_per_neuron * self.group_size,
+            link_ms_per_record=costs.link_ms_per_record,
+            link_ms_fixed=costs.link_ms_fixed,
+            window_ms=start - link_start,
+            cpu_ms_fixed=costs.cpu_ms_fixed,
+            can_wait=self.can_wait,
+            gpu_ms_second=costs.gpu_ms_second,
+            record_bytes=int(costs.record_bytes),
+            foreseen=foreseen,
+        )
+
+    def _ffn(self, layer: int, counts: np.ndarray, start: float, record: StepRecord) -> tuple[float, Times]:
+        """Compute a layer's FFN from ``start`` on and return when it ends, and the layer's times."""
         costs, cache = self.costs, self.cache
         resident = cache.resident[layer]
         ready = resident & (cache.arrival[layer] <= max(start, self.waits[layer]))
@@ -190,5 +207,4 @@ class Simulator:
         record.gpu_ms += costs.attention_ms + gpu_ms
         record.cpu_ms += cpu_ms
         times = Times(costs.attention_ms + gpu_ms, float(self.io_ms[layer]), cpu_ms)
-        self.state = self.policy.feedback(self.state, layer, times)
-        return max(device_end, start + cpu_ms)
+        return max(device_end, start + cpu_ms), times

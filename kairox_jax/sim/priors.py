@@ -66,3 +66,31 @@ def profiled(traces: list[Trace]) -> tuple[list[Trace], list[np.ndarray | None],
         [prior],
         f"profile: the first {steps} steps, which are not replayed",
     )
+
+
+def topic_switches(
+    traces: list[Trace], steps: int | None
+) -> tuple[list[Trace], list[np.ndarray | None], str]:
+    """Return traces whose text changes in the middle, with the rest of the first text as profile.
+
+    Args:
+        traces: of one model, two or more; each is followed by the next one, the last by the first.
+        steps: of a result, at most; None takes as many as a trace has.
+
+    Raises:
+        ValueError: a lone trace, or one without steps for a profile.
+    """
+    if len(traces) < 2:
+        raise ValueError("--topic-switch joins texts: give 2 traces or more")
+    half = min([trace.num_steps for trace in traces] + ([] if steps is None else [steps])) // 2
+    if half == 0:
+        raise ValueError("--topic-switch needs 2 steps or more of each trace")
+    joined: list[Trace] = []
+    priors: list[np.ndarray | None] = []
+    for first, second in zip(traces, traces[1:] + traces[:1], strict=True):
+        packed = np.concatenate([first.packed[:half], second.packed[:half]])
+        name = f"{first.name}-to-{second.name}"
+        joined.append(Trace(packed, first.num_neurons, None, {"switch_at": half}, name))
+        priors.append(first.frequencies(slice(half, None)))
+    note = f"each text is followed by the next after {half} steps; profile: later steps of the first"
+    return joined, priors, note

@@ -14,7 +14,7 @@ from kairox_jax.sim.guide_model import GuideModel
 from kairox_jax.sim.machine import LayerCosts, layer_costs, load_machine
 from kairox_jax.sim.models import DTYPE_BYTES, MODELS, ModelSpec, find_model
 
-FORECASTS = ("perfect", "previous")
+FORECASTS = ("perfect", "adjacent", "previous")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class ReplaySettings:
         copies: "staged" or "per-record".
         queue_ms: transfers that may wait for the link.
         can_wait: a layer may wait for loads where its plan says so.
-        forecast: "perfect" plans each layer one ahead from what it will compute; "previous" is the engine's way
-            without predictors: all layers before a step, from what the last one computed, and nothing waits.
+        forecast: "perfect" plans each layer one ahead from what it will compute; "adjacent" is the engine's way with
+            predictors, "previous" that without: all layers before a step, from what the last one computed.
         max_moves: the most records that a plan loads; None leaves it to the queue.
         steps: the most steps of each trace; None for all.
         debug: check every plan.
@@ -272,8 +272,10 @@ def _policy(settings: ReplaySettings, shown: list[np.ndarray]) -> Policy:
     if settings.policy != "oracle":
         return make_policy(settings.policy, **settings.params)
 
+    shares = [_share(counts, settings.group_size) for counts in shown]
+
     def future(step: int) -> np.ndarray | None:
-        return _share(shown[step], settings.group_size) if step < len(shown) else None
+        return shares[step] if step < len(shares) else None
 
     return make_policy("oracle", future=future, **settings.params)
 

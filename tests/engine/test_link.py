@@ -171,10 +171,22 @@ def test_regimes_differ_in_what_arrives() -> None:
     assert promoted["link-bound"] < promoted["cpu-bound"] and promoted["link-bound"] < promoted["balanced"]
 
 
-def step_times(stall_s: float, steps: int = 30) -> tuple[list[float], int]:
+def slowed(ffn: Any, neuron_s: float) -> Any:
+    """Return a layer's host kernel that takes so long for each neuron, by waiting."""
+
+    def run_slowly(h: Any, ids: Any, n: int, *rest: Any, **more: Any) -> None:
+        begin = time.perf_counter()
+        ffn(h, ids, n, *rest, **more)
+        time.sleep(max(0.0, begin + n * neuron_s - time.perf_counter()))
+
+    return run_slowly
+
+
+def step_times(stall_s: float, steps: int = 30, neuron_s: float = 0.0) -> tuple[list[float], int]:
     """Return the seconds of each step under a policy that moves all the time, and promotions that arrived."""
     with tiny_engine(policy=Churn, gpu_cache_neurons=80, emulated_link="1GB/s,20us") as engine:
         hybrid = hybrid_of(engine)
+        hybrid._ffns = [slowed(ffn, neuron_s) for ffn in hybrid._ffns]
         link = hybrid.migrator.link
         assert isinstance(link, EmulatedLink)
         for at in range(4):
@@ -199,6 +211,15 @@ def test_a_stalled_link_delays_no_token() -> None:
     assert moved > stuck
     assert np.median(stalled) < 3 * np.median(usual) + 2e-3
     assert max(stalled) < 2, "a step waited for the link"
+
+
+def test_a_stall_costs_a_token_no_more_than_its_layers_on_the_host() -> None:
+    """The host takes 100 us a neuron here, so a layer that is computed there alone takes 16 ms; the stall 10 s."""
+    usual, moved = step_times(0.0, steps=16, neuron_s=1e-4)
+    stalled, stuck = step_times(10.0, steps=16, neuron_s=1e-4)
+    assert moved > stuck
+    assert np.median(stalled) - np.median(usual) < NUM_LAYERS * NUM_NEURONS * 1e-4
+    assert np.median(stalled) > NUM_LAYERS * (NUM_NEURONS - 80) * 1e-4, "the host was not slowed"
 
 
 def test_closing_during_a_stall_ends_and_leaves_no_thread() -> None:

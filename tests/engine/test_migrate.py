@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy_reference import forward
 from tiny_model import (
     NUM_LAYERS,
@@ -23,7 +25,7 @@ from tiny_model import (
 
 from kairox_jax.balancing import Plan
 from kairox_jax.engine import Engine
-from kairox_jax.engine.migrate import MAX_IN_FLIGHT
+from kairox_jax.engine.migrate import MAX_IN_FLIGHT, buffer_lengths
 from kairox_jax.io import open_checkpoint
 
 IDS = np.random.default_rng(8).integers(3, VOCAB, 14)
@@ -163,3 +165,28 @@ def test_closing_with_transfers_on_the_way_ends() -> None:
             migrator.submit(0, loads(20 + layer))
         migrator.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("kairox-link") and t.is_alive()]
+
+
+@given(records=st.integers(0, 200), most=st.sampled_from([1, 5, 8, 16, 64, 100, 200]))
+def test_buffers_hold_what_is_sent_with_little_padding(records: int, most: int) -> None:
+    lengths = sorted({min(length, most) for length in (8, 16, 32, 64, 128, most)})
+    records = min(records, most)
+    chosen = buffer_lengths(records, lengths)
+    assert set(chosen) <= set(lengths) and sum(chosen[:-1]) < max(records, 1)
+    assert 0 <= sum(chosen) - records <= max(lengths[0], records // 8)
+    assert len(chosen) <= 4
+
+
+def test_a_plan_in_several_buffers_puts_every_record_into_its_slot() -> None:
+    with tiny_engine(policy="static", gpu_cache_neurons=80, max_moves=80) as engine:
+        hybrid = hybrid_of(engine)
+        migrator, table = hybrid.migrator, hybrid.table
+        outside = np.flatnonzero(~table.resident(0))[:41].astype(np.int32)
+        assert len(buffer_lengths(41, migrator._lengths)) == 2
+        migrator.submit(0, Plan(outside, np.flatnonzero(table.resident(0))[:41]))
+        hybrid.settle()
+        assert migrator.take_counts().promotions == 41 and table.resident(0)[outside].all()
+        want = all_logits(engine, [40, 61, 7, 99], prompt=2)
+    with tiny_engine(policy="static", gpu_cache_neurons=0) as engine:
+        got = all_logits(engine, [40, 61, 7, 99], prompt=2)
+    assert relative_error(got, want) < 1e-5

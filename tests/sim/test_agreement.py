@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,9 @@ class FixedMeter(Meter):
         by_layer, step = super().end_step(run, residual, io_ms)
         return by_layer, replace(step, gpu_ms=step.gpu_ms + COSTS.head_ms)
 
-    def costs(self, layer: int, migrator: Any, *, ahead: bool) -> Costs:
+    def costs(self, layer: int, migrator: Any, *, beside: int | None) -> Costs:
         return replace(
-            super().costs(layer, migrator, ahead=ahead),
+            super().costs(layer, migrator, beside=beside),
             gpu_ms_per_record=COSTS.gpu_ms_per_neuron,
             cpu_ms_per_record=COSTS.cpu_ms_per_neuron,
             cpu_ms_fixed=COSTS.cpu_ms_fixed,
@@ -193,6 +194,145 @@ def test_engine_and_simulator_agree_step_by_step(name: str, tmp_path: Path) -> N
     moved = sum(step["promoted"] for step in engine_steps)
     assert (moved == 0) == (name == "static")
     assert not any(entry[4].can_wait for entry in engine_log if entry[0] == "plan")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[int]]:
+    """Return the trace of some tokens, and the tokens."""
+    tokens = np.random.default_rng(12).integers(3, VOCAB, STEPS).tolist()
+    path, recorder = tmp_path_factory.mktemp("trace") / "trace.npz", TraceRecorder({})
+    with tiny_engine(gpu_cache_neurons=0) as engine:
+        for at, token in enumerate(tokens):
+            recorder.add_step(run_step(engine, token, at)[1].active, token)
+    recorder.write(path)
+    return read_trace(path), tokens
+
+
+class Played:
+    """Forecasts what the trace says was active: exactly that fires, because the text is the same."""
+
+    predictors = SimpleNamespace(input="adjacent")
+
+    def __init__(self, trace: Any) -> None:
+        self.trace, self.step = trace, 0
+
+    def __call__(self, layer: int, x: Any) -> Any:
+        return self.trace.active(self.step)[layer][None]
+
+
+# Transfers that all arrive within a layer, and transfers that none does, but before the next step.
+IN_TIME = replace(COSTS, link_ms_fixed=0.0, link_ms_per_record=1 / 1024, record_bytes=4096.0)
+LATE = replace(COSTS, link_ms_fixed=64.0, head_ms=1024.0)
+
+
+def same_costs(layer: int, free_slots: int, foreseen: bool, costs: LayerCosts) -> Costs:
+    """What both sides say, so that plans can be compared: clocks agree in the test above."""
+    return Costs(
+        max_moves=MAX_MOVES,
+        free_slots=free_slots,
+        gpu_ms_per_record=costs.gpu_ms_per_neuron,
+        cpu_ms_per_record=costs.cpu_ms_per_neuron,
+        cpu_ms_fixed=costs.cpu_ms_fixed,
+        link_ms_per_record=costs.link_ms_per_record,
+        link_ms_fixed=costs.link_ms_fixed,
+        window_ms=costs.link_ms_fixed + 12 * costs.link_ms_per_record,
+        record_bytes=4096,
+        foreseen=foreseen,
+    )
+
+
+class SameMeter(FixedMeter):
+    """Costs of ``same_costs`` and no link time: transfers end where the test says."""
+
+    layer_costs = COSTS
+
+    def end_step(self, run: Any, residual: Any, io_ms: Any) -> tuple[list[Times], Times]:
+        return super().end_step(run, residual, np.zeros_like(io_ms))
+
+    def costs(self, layer: int, migrator: Any, *, beside: int | None) -> Costs:
+        return same_costs(layer, migrator.table.free(layer), beside is not None, self.layer_costs)
+
+
+class SameSimulator(Simulator):
+    """The same for the simulator."""
+
+    def _layer_costs(self, layer: int, start: float, link_start: float, foreseen: bool) -> Costs:
+        return same_costs(layer, self.cache.free(layer), foreseen, self.costs)
+
+    def _ffn(self, *args: Any) -> Any:
+        end, times = super()._ffn(*args)
+        return end, replace(times, io_ms=0.0)
+
+
+def predicted_engine(name: str, trace: Any, tokens: list[int], costs: LayerCosts) -> tuple[Any, Any]:
+    """Decode the trace's text with forecasts from the trace; transfers arrive at once, or after the step."""
+    steps, in_time = [], costs is IN_TIME
+    with tiny_engine(policy=name, gpu_cache_neurons=SLOTS, max_moves=MAX_MOVES) as engine:
+        hybrid = hybrid_of(engine)
+        policy = hybrid.policy = Watched(hybrid.policy)  # type: ignore[assignment]
+        played = hybrid.forecast = Played(trace)  # type: ignore[assignment]
+        hybrid._ahead = True
+        hybrid.meter = SameMeter(hybrid.meter.resident_ms)
+        hybrid.meter.layer_costs = costs
+        gate, send, submit = Event(), hybrid.migrator.link.send, hybrid.migrator.submit
+
+        def held(gather: Any) -> Any:
+            assert gate.wait(15), "the test never opened the link"
+            return send(gather)
+
+        def submitted(layer: int, plan: Any) -> None:
+            submit(layer, plan)
+            for arrival in hybrid.migrator._pending[layer] if in_time else ():
+                arrival.transfer.result(15)
+
+        hybrid.migrator.link.send = held  # type: ignore[method-assign]
+        hybrid.migrator.submit = submitted  # type: ignore[method-assign]
+        hybrid.migrator.take_counts()
+        for at, token in enumerate(tokens):
+            gate.set()
+            hybrid.settle()
+            if not in_time:
+                gate.clear()
+            played.step = at
+            counts = run_step(engine, token, at)[1]
+            np.testing.assert_array_equal(counts.active, trace.active(at))
+            steps.append((int(counts.hits.sum()), int(counts.active.sum())))
+        gate.set()
+    return policy.log[:-1], steps  # the last plan is for a step that never comes
+
+
+CASES = [(name, LATE) for name in POLICIES_HERE] + [(name, IN_TIME) for name in ("dynamic", "paper", "split")]
+
+
+@pytest.mark.parametrize(
+    ("name", "costs"), CASES, ids=lambda x: x if isinstance(x, str) else "late" if x is LATE else "in time"
+)
+def test_engine_and_simulator_agree_with_forecasts_of_the_next_layer(
+    name: str, costs: LayerCosts, text: tuple[Any, list[int]]
+) -> None:
+    trace, tokens = text
+    engine_log, engine_steps = predicted_engine(name, trace, tokens, costs)
+    policy = Watched(build_policy(PlacementConfig(policy=name), has_prior=False))
+    shape = share_slots(policy.policy, SLOTS * NUM_LAYERS, NUM_LAYERS, NUM_NEURONS, None)
+    resident = initial_residents(policy.policy, shape, None)
+    settings: dict[str, Any] = {
+        "queue_ms": 1000.0,
+        "debug": True,
+        "forecast": "adjacent",
+        "max_moves": MAX_MOVES,
+    }
+    simulator = SameSimulator(policy, shape, resident, None, costs, **settings)
+    steps, late = [], 0
+    for step in range(trace.num_steps):
+        record = simulator.step(trace.active(step))
+        steps.append((record.hits, record.active))
+        late += record.late
+    plans = [[entry for entry in log if entry[0] == "plan"] for log in (engine_log, policy.log)]
+    for number, (got, want) in enumerate(zip(*plans, strict=True)):
+        assert got == want, f"plan {number}: the engine's is not the simulator's"
+    assert engine_steps == steps
+    promoted = sum(len(entry[5]) for entry in plans[0])
+    assert (promoted == 0) == (name == "static") and (late > 0) == (promoted > 0 and costs is LATE)
 
 
 TRACE = Path(__file__).parents[1] / "data" / "traces" / "smollm2-prose.npz"

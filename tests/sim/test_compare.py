@@ -1,27 +1,27 @@
 """The command line of replay and compare, the table, and errors."""
 
-import argparse
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from kairox_jax.sim.cli_compare import add_compare_arguments, run_compare
-from kairox_jax.sim.cli_replay import add_replay_arguments, parse_capacity, run_replay
+from kairox_jax.cli import make_parser
+from kairox_jax.commands.compare import run_compare
+from kairox_jax.commands.flags import resolve
+from kairox_jax.commands.replay import parse_capacity, run_replay
+from kairox_jax.io.trace import read_trace
 from kairox_jax.sim.compare import parse_policy
+from kairox_jax.sim.priors import topic_switches
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 TRACES = [str(DATA / f"smollm2-{name}.npz") for name in ("prose", "code")]
 
 
-def run(kind: str, *words: str) -> int:
-    parser = argparse.ArgumentParser()
-    add, call = {
-        "replay": (add_replay_arguments, run_replay),
-        "compare": (add_compare_arguments, run_compare),
-    }[kind]
-    add(parser)
-    return call(parser.parse_args(list(words)))
+def run(kind: str, *words: str, **environ: str) -> int:
+    parser = make_parser(kind)
+    args = resolve(parser.parse_args([kind, *words]), environ)
+    return {"replay": run_replay, "compare": run_compare}[kind](args)
 
 
 def test_replay_prints_the_promised_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,10 +66,72 @@ def test_compare_writes_table_and_json(tmp_path: Path, capsys: pytest.CaptureFix
     assert (tmp_path / "table.txt").read_text().startswith("ms a token")
 
 
+def test_compare_takes_what_the_engine_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        *TRACES,
+        "--steps",
+        "3",
+        "--policies",
+        "lru",
+        "--hardware",
+        "pc-high",
+        "--capacity",
+        "0.3",
+        "--json",
+    ]
+    promoted = {}
+    for more in ("", "--forecast=adjacent", "--forecast=previous", "--max-moves=5"):
+        assert run("compare", *words, *([more] if more else [])) == 0
+        promoted[more] = json.loads(capsys.readouterr().out)["cells"][0]["promotions"]
+    layer_steps = 2 * 3 * 30
+    assert 0 < promoted["--max-moves=5"] <= 5 * layer_steps
+    assert promoted["--forecast=previous"] < promoted["--forecast=adjacent"] < promoted[""]
+
+
+def test_a_topic_switch_joins_halves_and_profiles_the_rest_of_the_first() -> None:
+    traces = [read_trace(path) for path in TRACES]
+    (one, two), priors, note = topic_switches(traces, 10)
+    assert (one.num_steps, two.num_steps) == (10, 10) and "5 steps" in note
+    assert (one.name, two.name) == ("smollm2-prose-to-smollm2-code", "smollm2-code-to-smollm2-prose")
+    for step in range(5):
+        np.testing.assert_array_equal(one.active(step), traces[0].active(step))
+        np.testing.assert_array_equal(one.active(5 + step), traces[1].active(step))
+    rest = np.mean([traces[1].active(step) for step in range(5, traces[1].num_steps)], axis=0)
+    assert priors[1] is not None
+    np.testing.assert_allclose(priors[1], rest, rtol=1e-6)
+    with pytest.raises(ValueError, match="2 traces or more"):
+        topic_switches(traces[:1], None)
+
+
+def test_compare_replays_topic_switches(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--steps", "4", "--policies", "static", "--hardware", "pc-low", "--json", "--topic-switch"]
+    assert run("compare", *TRACES, *words, "--as-model", "llama-13b") == 0
+    assert "smollm2-prose-to-smollm2-code" in json.loads(capsys.readouterr().out)["traces"]
+
+
+@pytest.mark.parametrize("kind", ["replay", "compare"])
+def test_help_tells_defaults_and_variables(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser(kind).parse_args([kind, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for word in ("default perfect; KAIROX_FORECAST", "default 4.0; KAIROX_QUEUE_MS", "KAIROX_CAPACITY"):
+        assert word in text
+
+
+def test_variables_stand_in_for_flags_and_choices_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [TRACES[0], "--steps", "2", "--json"]
+    assert run("replay", *words, KAIROX_POLICY="lru", KAIROX_FORECAST="perfect") == 0
+    assert json.loads(capsys.readouterr().out)["policy"] == "lru"
+    with pytest.raises(ValueError, match="--policy.*'best' is unknown: choose one of.*split"):
+        run("replay", *words, "--policy", "best")
+    with pytest.raises(ValueError, match="KAIROX_FORECAST.*'none' is unknown: choose one of adjacent"):
+        run("compare", *words, KAIROX_FORECAST="none")
+
+
 def test_capacity_is_slots_or_a_share() -> None:
     assert parse_capacity("500") == 500 and isinstance(parse_capacity("1"), int)
     assert parse_capacity("0.25") == 0.25 and isinstance(parse_capacity("1.0"), float)
-    with pytest.raises(argparse.ArgumentTypeError, match="half"):
+    with pytest.raises(ValueError, match="half"):
         parse_capacity("half")
 
 
@@ -88,6 +150,7 @@ def test_policy_parameters_are_read() -> None:
         (["--policies", "static,paper:speed=3"], "no parameter 'speed'"),
         (["--hardware", "pc-low,mainframe"], "mainframe"),
         (["--hardware", "guide", "--dtype", "q8_0"], "--dtype has no effect"),
+        (["--topic-switch"], "2 steps or more"),
     ],
 )
 def test_compare_refuses_what_it_cannot_do(words: list[str], message: str) -> None:
@@ -100,6 +163,8 @@ def test_compare_finds_mistakes_before_it_replays(capsys: pytest.CaptureFixture[
     words = [*TRACES, "--steps", "1", "--hardware", "pc-low"]
     with pytest.raises(ValueError, match="unknown"):
         run("compare", *words, "--policies", "static,best")
+    with pytest.raises(ValueError, match="--hardware guide counts"):
+        run("compare", *TRACES, "--hardware", "pc-low,guide", "--forecast", "previous")
     with pytest.raises(OSError, match="file"):
         run("compare", *words, "--policies", "static", "--out", str(tmp_path / "file" / "results"))
     assert capsys.readouterr().err == ""  # no cell was begun

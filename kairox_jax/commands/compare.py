@@ -5,15 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from kairox_jax.commands.flags import Flag
+from kairox_jax.commands.replay import MODEL_FLAGS, chosen_dtype, parse_capacity
 from kairox_jax.io.trace import read_trace
-from kairox_jax.sim.cli_replay import add_model_arguments, chosen_dtype, parse_capacity
 from kairox_jax.sim.compare import as_json, check_policies, compare, speedups, table
 from kairox_jax.sim.machine import load_machine, profile_names
 from kairox_jax.sim.plots import plot_all
-from kairox_jax.sim.priors import check_same_model, profiled
+from kairox_jax.sim.priors import check_same_model, profiled, topic_switches
 from kairox_jax.sim.replay import ReplaySettings
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the words between commas."""
+    return tuple(text.split(","))
+
 
 DEFAULT_POLICIES = (
     "layers,static,guide,paper,paper:tau_filter=literal,paper-artifact,eager,eager-lambda0,"
@@ -21,21 +29,47 @@ DEFAULT_POLICIES = (
 )
 
 
-def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``kairox compare``."""
-    add_model_arguments(parser)
-    parser.add_argument(
-        "--policies", default=DEFAULT_POLICIES, help="comma-separated; parameters as name:key=value:key=value"
-    )
-    parser.add_argument(
-        "--hardware",
-        default="pc-low,pc-high,rtx4070-pcie4,rtx3060-pcie3",
+COMPARE_FLAGS = (
+    Flag(
+        dest="policies",
+        names=("--policies",),
+        metavar="LIST",
+        convert=words,
+        default=tuple(DEFAULT_POLICIES.split(",")),
+        help="comma-separated; parameters as name:key=value:key=value",
+    ),
+    Flag(
+        dest="hardware",
+        names=("--hardware",),
+        metavar="LIST",
+        convert=words,
+        default=("pc-low", "pc-high", "rtx4070-pcie4", "rtx3060-pcie3"),
         help=f"comma-separated: guide, {', '.join(profile_names())}, or paths",
-    )
-    parser.add_argument("--capacity", default="0.25,0.4", help="comma-separated slots per layer, or shares")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write compare.json and table.txt there")
-    parser.add_argument("--plots", action="store_true", help="draw plots into DIR (needs matplotlib)")
+    ),
+    Flag(
+        dest="capacity",
+        names=("--capacity",),
+        metavar="LIST",
+        convert=lambda text: tuple(parse_capacity(word) for word in words(text)),
+        default=(0.25, 0.4),
+        help="comma-separated slots per layer, or shares",
+    ),
+    Flag(
+        dest="topic_switch",
+        names=("--topic-switch",),
+        help="let each text go over into the next in the middle, with the first one's profile",
+    ),
+    Flag(dest="json", names=("--json",), help="print JSON instead of a table"),
+    Flag(
+        dest="out",
+        names=("--out",),
+        metavar="DIR",
+        convert=Path,
+        help="write compare.json and table.txt there",
+    ),
+    Flag(dest="plots", names=("--plots",), help="draw plots into DIR (needs matplotlib)"),
+)
+FLAGS = {"compare": COMPARE_FLAGS, "scale and executor": MODEL_FLAGS}
 
 
 def run_compare(args: argparse.Namespace) -> int:
@@ -47,7 +81,7 @@ def run_compare(args: argparse.Namespace) -> int:
     out: Path | None = args.out
     if args.plots and out is None:
         raise ValueError("--plots needs --out DIR, the folder for the pictures")
-    policies, hardware = args.policies.split(","), args.hardware.split(",")
+    policies, hardware = list(args.policies), list(args.hardware)
     check_policies(policies)
     for name in hardware:
         if name != "guide":
@@ -58,28 +92,29 @@ def run_compare(args: argparse.Namespace) -> int:
         )  # an hour of replays must not end at a folder that cannot be made
     traces = [read_trace(path) for path in args.traces]
     check_same_model(traces)
-    traces, priors, prior_note = profiled(traces)
-    try:
-        capacities = [parse_capacity(text) for text in args.capacity.split(",")]
-    except argparse.ArgumentTypeError as error:
-        raise ValueError(f"--capacity: {error}") from None
+    traces, priors, prior_note = topic_switches(traces, args.steps) if args.topic_switch else profiled(traces)
     base = ReplaySettings(
         policy="split",
+        hardware=hardware[0],
         group_size=args.group_size,
         as_model=args.as_model,
         dtype=chosen_dtype(args, hardware),
         copies=args.copies,
         queue_ms=args.queue_ms,
         can_wait=not args.no_wait,
+        forecast=args.forecast,
+        max_moves=args.max_moves,
         steps=args.steps,
     )
+    for name in hardware:
+        replace(base, hardware=name)  # what does not go with one of them is told before the others run
     cells = compare(
         traces,
         priors,
         base,
         policies,
         hardware,
-        capacities,
+        list(args.capacity),
         lambda text: print(text, file=sys.stderr),
     )
     summary = {
