@@ -10,8 +10,9 @@ import numpy as np
 from kairox_jax.config import ModelConfig, RopeScaling
 from kairox_jax.io import Checkpoint
 
-# From a layer and what a predictor may read of it, [T, D] by name, to which neurons count, bool [T, F].
-Keep = Callable[[int, dict[str, np.ndarray]], np.ndarray]
+# From a layer and what a predictor may read of it, [T, D] by name, to which neurons count, bool [T, F], and
+# perhaps what is added for the others, [T, D].
+Keep = Callable[[int, dict[str, np.ndarray]], np.ndarray | tuple[np.ndarray, np.ndarray]]
 
 
 def forward(checkpoint: Checkpoint, token_ids: np.ndarray, keep: Keep | None = None) -> np.ndarray:
@@ -34,10 +35,11 @@ def _sequence(
         attended = _attention(config, layer, _norm(config, layer, "attn_norm", x))
         own = x + attended
         streams = {"layer_input": x, "own": own, "adjacent": own if before is None else before}
-        kept = np.ones(()) if keep is None else keep(i, streams)
+        found = np.ones(()) if keep is None else keep(i, streams)
+        kept, rest = found if isinstance(found, tuple) else (found, 0.0)
         before = own
         h = _norm(config, layer, "ffn_norm", x if config.parallel_block else own)
-        x = own + _ffn(config, layer, h, kept)
+        x = own + _ffn(config, layer, h, kept) + rest
     return _norm(config, w, "out_norm", x) @ w["embed" if config.tie_embeddings else "output"].T
 
 

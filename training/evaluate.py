@@ -84,9 +84,11 @@ def _layer(
     down = block.ffn.w_down[...]
     part = jnp.abs(z) * jnp.linalg.norm(down, axis=1)[None, None, :]
     left, active = over_threshold(z, jnp.maximum(threshold, 0))
+    rest = None
     if rule == "predicted":
         given = jnp.where(source == 1, after, x) if before is None else before
-        touched = nnx.merge(predictor_graph, predictor)(given) >= cut
+        scores, rest = nnx.merge(predictor_graph, predictor).both(given)
+        touched = scores >= cut
     elif rule == "oracle":
         touched = part >= jnp.quantile(part.reshape(-1)[::SAMPLED], 1 - cut)
     elif rule == "random":
@@ -94,6 +96,8 @@ def _layer(
     else:
         touched = active if rule == "active" else jnp.ones(z.shape, bool)
     y = (left if rule == "active" else jnp.where(touched, z, 0)) @ down
+    if rest is not None:
+        y = y + rest
     if block.ffn.b_down is not None:
         y = y + block.ffn.b_down[...][None, None, :]
     counted = jnp.where(threshold < 0, -1.0, active.astype(jnp.float32))

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from kairox_jax.engine.programs import Leaves, Rebuild, split_module
 from kairox_jax.io.predictors import Predictors
 from kairox_jax.models import host_scores, load_predictor
+
+
+class Forecasted(NamedTuple):
+    """What is known of a layer's FFN before it runs; on the host, or on its way there.
+
+    Attributes:
+        chosen: which neurons each token computes, bool [n, F].
+        rest: what stands in for the others, float32 [n, D]; None for nothing.
+    """
+
+    chosen: Any
+    rest: Any
+
+    def on_host(self) -> Forecasted:
+        """Return it as NumPy arrays."""
+        return Forecasted(np.asarray(self.chosen), None if self.rest is None else np.asarray(self.rest))
 
 
 class Forecast(Protocol):
@@ -18,8 +34,8 @@ class Forecast(Protocol):
 
     predictors: Predictors
 
-    def __call__(self, layer: int, x: Any) -> Any:
-        """Return bool [n, F] for x [n, D] (see ``Predictors.input``), on the host or on its way there."""
+    def __call__(self, layer: int, x: Any) -> Forecasted:
+        """Return the forecast for x [n, D] (see ``Predictors.input``)."""
         ...
 
 
@@ -36,11 +52,11 @@ class HostForecast:
         neurons = predictors.layers[0].fc2.shape[0]
         self._scores = np.empty((batch, neurons), np.float32)
 
-    def __call__(self, layer: int, x: Float[np.ndarray, "n D"]) -> Bool[np.ndarray, "n F"]:
-        """Return the forecast; x is float32."""
+    def __call__(self, layer: int, x: Float[np.ndarray, "n D"]) -> Forecasted:
+        """Return the forecast, fresh arrays; x is float32."""
         scores = self._scores[: len(x)]
-        host_scores(self.predictors, layer, x, scores)
-        return scores >= np.float32(self.predictors.layers[layer].threshold)
+        rest = host_scores(self.predictors, layer, x, scores)
+        return Forecasted(scores >= np.float32(self.predictors.layers[layer].threshold), rest)
 
 
 class DeviceForecast:
@@ -56,18 +72,22 @@ class DeviceForecast:
         self._leaves = [split.leaves for split in splits]
         self._run = _score_program(splits[0].rebuild)
 
-    def __call__(self, layer: int, x: Float[Array, "n D"]) -> Bool[Array, "n F"]:
+    def __call__(self, layer: int, x: Float[Array, "n D"]) -> Forecasted:
         """Return the forecast, on its way to the host."""
-        chosen = self._run(self._leaves[layer], np.float32(self.predictors.layers[layer].threshold), x)
-        chosen.copy_to_host_async()
-        return chosen
+        limit = np.float32(self.predictors.layers[layer].threshold)
+        forecast = Forecasted(*self._run(self._leaves[layer], limit, x))
+        for array in forecast:
+            if array is not None:
+                array.copy_to_host_async()
+        return forecast
 
 
 def _score_program(rebuild: Rebuild) -> Any:
-    """Compile ``(leaves, threshold [], x [n,D]) -> chosen [n,F]``."""
+    """Compile ``(leaves, threshold [], x [n,D]) -> chosen [n,F], rest [n,D] or None``."""
 
-    def run(leaves: Leaves, threshold: Array, x: Array) -> Array:
-        return rebuild(leaves)(x) >= threshold
+    def run(leaves: Leaves, threshold: Array, x: Array) -> tuple[Array, Array | None]:
+        scores, rest = rebuild(leaves).both(x)
+        return scores >= threshold, rest
 
     return jax.jit(run)
 
@@ -76,8 +96,8 @@ def predictor_bytes(predictors: Predictors | None) -> int:
     """Return the bytes that the predictors take on an accelerator, unpacked to float32."""
     if predictors is None:
         return 0
-    sizes = [
-        4 * (np.prod(part.fc1.shape) + np.prod(part.fc2.shape) + sum(part.fc2.shape))
-        for part in predictors.layers
-    ]
-    return int(sum(sizes))
+    total = 0
+    for part in predictors.layers:
+        rows = [part.fc1, part.fc2, *([] if part.rest is None else [part.rest])]
+        total += sum(int(np.prod(packed.shape)) + packed.shape[0] for packed in rows)
+    return 4 * total

@@ -14,7 +14,7 @@ from kairox_jax.balancing import Policy, Times, initial_residents, share_slots
 from kairox_jax.config import ModelConfig
 from kairox_jax.engine.counts import Pass, StepCounts
 from kairox_jax.engine.dense_part import DeviceDense
-from kairox_jax.engine.forecast import Forecast
+from kairox_jax.engine.forecast import Forecast, Forecasted
 from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.host_prefill import HostPrefill
 from kairox_jax.engine.link import Link
@@ -169,26 +169,27 @@ class Hybrid:
         y_device: Any = self._zero[:n]
         y_host = self._zero[:n]
         run = Pass(users=np.zeros((config.num_layers, config.num_neurons), np.uint8))
-        following: Any = None
+        following: Forecasted | None = None
         for layer in range(config.num_layers):
             if self.migrator.commit_arrived(layer):
                 self._refresh(layer)
             begin = perf_counter()
             entering = _merged(x, y_device, y_host) if self._wants_input else None
             x, h = self.dense.front(layer, x, y_device, y_host, start, rows)
-            chosen, following = self._forecast(layer, following, x if entering is None else entering)
+            here, following = self._forecast(layer, following, x if entering is None else entering)
+            chosen = None if here is None else here.chosen
             if chosen is not None:
                 run.predicted += int(np.count_nonzero(chosen))
             y_device, mask = self._launch_residents(layer, h, chosen)
             h_host = np.asarray(h)
             ready = perf_counter()
             if following is not None:  # transfers for the next layer start before this one's residual
-                following = np.asarray(following)
+                following = following.on_host()
                 if self._is_warm:
                     assert chosen is not None
                     beside = int(np.count_nonzero(chosen[:, self._outside[layer]]))
-                    self._plan(layer + 1, _share_of(following), beside=beside)
-            y_host = self._residual(layer, h_host, chosen, run)
+                    self._plan(layer + 1, _share_of(following.chosen), beside=beside)
+            y_host = self._residual(layer, h_host, here, run)
             done = perf_counter()
             run.masks.append(mask)
             run.cpu_ms.append((done - ready) * 1e3)
@@ -197,8 +198,10 @@ class Hybrid:
         run.logits = self.dense.logits(x, y_device, y_host)
         return run
 
-    def _forecast(self, layer: int, following: Any, x: Any) -> tuple[Bool[np.ndarray, "n F"] | None, Any]:
-        """Return which neurons each token computes in this layer, and what is forecast for the next one.
+    def _forecast(
+        self, layer: int, following: Forecasted | None, x: Any
+    ) -> tuple[Forecasted | None, Forecasted | None]:
+        """Return what is forecast for this layer, on the host, and for the next one.
 
         Args:
             layer: index of the layer, whose attention is done.
@@ -209,7 +212,7 @@ class Hybrid:
             return None, None
         ahead = self._ahead and layer + 1 < self.config.num_layers
         next_one = self.forecast(layer + 1, x) if ahead else None
-        return np.asarray(self.forecast(layer, x)) if following is None else following, next_one
+        return self.forecast(layer, x).on_host() if following is None else following, next_one
 
     def _warm_up(self) -> None:
         """Compile what a request runs, so that none of it counts as a request's time."""
@@ -300,21 +303,23 @@ class Hybrid:
         return self._resident(slots, scales, biases, valid, chosen, limit, h)
 
     def _residual(
-        self, layer: int, h: Float[np.ndarray, "n D"], chosen: Bool[np.ndarray, "n F"] | None, run: Pass
+        self, layer: int, h: Float[np.ndarray, "n D"], forecast: Forecasted | None, run: Pass
     ) -> Float[np.ndarray, "n D"]:
-        """Compute the neurons outside the slots, count their users, and add the bias that no neuron owns.
+        """Compute the neurons outside the slots, count their users, and add what no computed neuron owns.
 
         Two buffers take turns: the device has read the one before when it hands out this layer's input.
         """
         y, outside, users = self._y_host[layer % 2][: len(h)], self._outside[layer], run.users[layer]
-        if chosen is None:
+        if forecast is None:
             self._evaluate(layer, h, outside, y, users)
             run.evaluated += len(outside)
         else:  # each token has neurons of its own
             for b in range(len(h)):
-                ids = outside[chosen[b, outside]]
+                ids = outside[forecast.chosen[b, outside]]
                 self._evaluate(layer, h[b : b + 1], ids, y[b : b + 1], users)
                 run.evaluated += len(ids)
+            if forecast.rest is not None:
+                y += forecast.rest
         if self.dense.down_biases is not None:
             y += self.dense.down_biases[layer]
         return y

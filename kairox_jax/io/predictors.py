@@ -29,7 +29,7 @@ RMS_EPS = 1e-5
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerPredictor:
-    """One layer's predictor: score = fc2 relu(fc1 x + fc1_bias) + bias.
+    """One layer's predictor: score = fc2 hidden + bias, with hidden = relu(fc1 x + fc1_bias).
 
     Attributes:
         fc1: R rows of D weights.
@@ -37,6 +37,9 @@ class LayerPredictor:
         fc1_bias: float32 [R], or None for zero.
         bias: float32 [F], or None for zero.
         threshold: neuron i is predicted where its score is at least this.
+        rest: D rows of R weights: rest hidden + rest_bias stands in for what the neurons that are not predicted
+            would add to the FFN's output. None adds nothing.
+        rest_bias: float32 [D]; None exactly where ``rest`` is.
     """
 
     fc1: PackedRows
@@ -44,12 +47,19 @@ class LayerPredictor:
     fc1_bias: Float[np.ndarray, " R"] | None = None
     bias: Float[np.ndarray, " F"] | None = None
     threshold: float = 0.0
+    rest: PackedRows | None = None
+    rest_bias: Float[np.ndarray, " D"] | None = None
 
     def __post_init__(self) -> None:
-        (rank, _), (neurons, width) = self.fc1.shape, self.fc2.shape
+        (rank, dim), (neurons, width) = self.fc1.shape, self.fc2.shape
         if width != rank:
             raise ValueError(f"fc2 reads {width} hidden units, fc1 gives {rank}: {REMEDY}")
-        for name, values, num in (("fc1_bias", self.fc1_bias, rank), ("bias", self.bias, neurons)):
+        if (self.rest is None) != (self.rest_bias is None):
+            raise ValueError(f"a predictor has one of rest and rest_bias, expected both or none: {REMEDY}")
+        if self.rest is not None and self.rest.shape != (dim, rank):
+            raise ValueError(f"predictor rest has shape {self.rest.shape}, expected {(dim, rank)}: {REMEDY}")
+        vectors = (("fc1_bias", self.fc1_bias, rank), ("bias", self.bias, neurons))
+        for name, values, num in (*vectors, ("rest_bias", self.rest_bias, dim)):
             if values is not None and values.shape != (num,):
                 raise ValueError(f"predictor {name} has shape {values.shape}, expected ({num},): {REMEDY}")
         if not np.isfinite(self.threshold):
@@ -57,13 +67,14 @@ class LayerPredictor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one forecast reads: both matrices, and the biases as float16."""
-        biases = [0 if b is None else 2 * len(b) for b in (self.fc1_bias, self.bias)]
-        return self.fc1.nbytes + self.fc2.nbytes + sum(biases)
+        """Bytes that one forecast reads: its matrices, and the biases as float16."""
+        biases = [0 if b is None else 2 * len(b) for b in (self.fc1_bias, self.bias, self.rest_bias)]
+        rest = 0 if self.rest is None else self.rest.nbytes
+        return self.fc1.nbytes + self.fc2.nbytes + rest + sum(biases)
 
     @cached_property
     def weights(self) -> tuple[Float[np.ndarray, "R D"], Float[np.ndarray, "F R"]]:
-        """Both matrices, unpacked once."""
+        """fc1 and fc2, unpacked once."""
         return self.fc1.dequantize(), self.fc2.dequantize()
 
 
@@ -97,6 +108,10 @@ class Predictors:
         sizes = {(layer.fc1.shape[1], layer.fc2.shape[0]) for layer in self.layers}
         if len(sizes) > 1:
             raise ValueError(f"predictors of several sizes (width, neurons) {sorted(sizes)}: {REMEDY}")
+        if len({layer.rest is None for layer in self.layers}) > 1:
+            raise ValueError(
+                f"some predictors estimate the rest and some do not, expected all or none: {REMEDY}"
+            )
 
     @property
     def thresholds(self) -> Float[np.ndarray, " L"]:
@@ -121,12 +136,20 @@ class Predictors:
         Source: PowerInfer (arXiv 2312.12456) section 5.1 for the form.
         """
         predictor = self.layers[layer]
-        fc1, fc2 = predictor.weights
-        hidden = normalise_input(x, self.norm) @ fc1.T
-        if predictor.fc1_bias is not None:
-            hidden = hidden + predictor.fc1_bias
-        score = np.maximum(hidden, 0) @ fc2.T
+        score = self._hidden(layer, x) @ predictor.weights[1].T
         return score if predictor.bias is None else score + predictor.bias
+
+    def estimate_rest(self, layer: int, x: Float[np.ndarray, "B D"]) -> Float[np.ndarray, "B D"]:
+        """Return what stands in for the neurons that are not predicted; zeros where nothing does. As ``predict``."""
+        predictor = self.layers[layer]
+        if predictor.rest is None or predictor.rest_bias is None:
+            return np.zeros_like(x)
+        return self._hidden(layer, x) @ predictor.rest.dequantize().T + predictor.rest_bias
+
+    def _hidden(self, layer: int, x: Float[np.ndarray, "B D"]) -> Float[np.ndarray, "B R"]:
+        predictor = self.layers[layer]
+        hidden = normalise_input(x, self.norm) @ predictor.weights[0].T
+        return np.maximum(hidden if predictor.fc1_bias is None else hidden + predictor.fc1_bias, 0)
 
     def predicted(self, layer: int, x: Float[np.ndarray, "B D"]) -> Bool[np.ndarray, "B F"]:
         """Return which neurons are forecast to matter."""
@@ -172,10 +195,11 @@ def save_predictors(folder: str | Path, predictors: Predictors) -> Path:
     tensors: dict[str, np.ndarray] = {}
     formats: list[dict[str, str]] = []
     for index, layer in enumerate(predictors.layers):
-        formats.append({"fc1": layer.fc1.format, "fc2": layer.fc2.format})
-        tensors |= {f"layers.{index}.fc1": layer.fc1.data, f"layers.{index}.fc2": layer.fc2.data}
-        for name, values in (("fc1_bias", layer.fc1_bias), ("bias", layer.bias)):
-            if values is not None:
+        rows = {"fc1": layer.fc1, "fc2": layer.fc2} | ({} if layer.rest is None else {"rest": layer.rest})
+        formats.append({name: packed.format for name, packed in rows.items()})
+        tensors |= {f"layers.{index}.{name}": packed.data for name, packed in rows.items()}
+        for name in ("fc1_bias", "bias", "rest_bias"):
+            if (values := getattr(layer, name)) is not None:
                 tensors[f"layers.{index}.{name}"] = np.asarray(values, np.float16)
     meta = {
         "format": FORMAT,
@@ -231,6 +255,8 @@ def _layer(
         fc1_bias=floats("fc1_bias"),
         bias=floats("bias"),
         threshold=threshold,
+        rest=rows("rest") if "rest" in formats else None,
+        rest_bias=floats("rest_bias"),
     )
 
 

@@ -36,7 +36,9 @@ TOLERANCE = 1e-5  # relative; a score within rounding of its threshold could fli
 PROMPT, STEPS = 4, 9
 
 
-def made(model: Path, folder: Path, *, input: str, norm: str = "rms", bias: float = 0.0) -> Predictors:
+def made(
+    model: Path, folder: Path, *, input: str, norm: str = "rms", bias: float = 0.0, rest: bool = False
+) -> Predictors:
     """Save random predictors, which forecast about half of the neurons where the bias is 0."""
     checkpoint, rng = open_checkpoint(model), np.random.default_rng(8)
     config = checkpoint.config
@@ -52,6 +54,8 @@ def made(model: Path, folder: Path, *, input: str, norm: str = "rms", bias: floa
             fc1_bias=rng.normal(size=32).astype(np.float16).astype(np.float32),
             bias=np.full(config.num_neurons, bias, np.float32),
             threshold=0.03,
+            rest=rows(config.d_model, 32) if rest else None,
+            rest_bias=np.full(config.d_model, 0.25, np.float32) if rest else None,
         )
         for _ in range(config.num_layers)
     )
@@ -66,38 +70,43 @@ def reference(model: Path, ids: np.ndarray, predictors: Predictors) -> tuple[np.
     """Return logits [T, V] with a dense prompt and forecast neurons after it, and the share of those."""
     shares = []
 
-    def keep(layer: int, streams: dict[str, np.ndarray]) -> np.ndarray:
+    def keep(layer: int, streams: dict[str, np.ndarray]) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         x = streams[predictors.input]
         if predictors.norm == "rms":
             x = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
         part = predictors.layers[layer]
         fc1, fc2 = (weights.astype(np.float64) for weights in part.weights)
         assert part.bias is not None and part.fc1_bias is not None
-        kept = np.maximum(x @ fc1.T + part.fc1_bias, 0) @ fc2.T + part.bias >= part.threshold
+        hidden = np.maximum(x @ fc1.T + part.fc1_bias, 0)
+        kept = hidden @ fc2.T + part.bias >= part.threshold
         kept[:PROMPT] = True
         shares.append(kept[PROMPT:].mean())
-        return kept
+        if part.rest is None:
+            return kept
+        rest = hidden @ part.rest.dequantize().astype(np.float64).T + part.rest_bias
+        rest[:PROMPT] = 0
+        return kept, rest
 
     return forward(open_checkpoint(model), ids[None], keep)[0], float(np.mean(shares))
 
 
 @pytest.mark.parametrize("dense_part", DENSE_PARTS)
 @pytest.mark.parametrize(
-    ("name", "input", "slots", "policy"),
+    ("name", "input", "slots", "policy", "rest"),
     [
-        ("relu-llama", "adjacent", 0, "static"),
-        ("relu-llama", "adjacent", 80, Churn),
-        ("relu-llama", "own", 160, "static"),
-        ("llama3-rope", "adjacent", 50, "guide"),
-        ("relu-falcon", "layer_input", 40, Churn),
-        ("opt", "own", 40, "lru"),
+        ("relu-llama", "adjacent", 0, "static", True),
+        ("relu-llama", "adjacent", 80, Churn, False),
+        ("relu-llama", "own", 160, "static", True),
+        ("llama3-rope", "adjacent", 50, "guide", True),
+        ("relu-falcon", "layer_input", 40, Churn, False),
+        ("opt", "own", 40, "lru", True),
     ],
 )
 def test_only_forecast_neurons_count(
-    name: str, input: str, slots: int, policy: Any, dense_part: str, tmp_path: Path
+    name: str, input: str, slots: int, policy: Any, rest: bool, dense_part: str, tmp_path: Path
 ) -> None:
     model = MODELS / name
-    predictors = made(model, tmp_path, input=input)
+    predictors = made(model, tmp_path, input=input, rest=rest)
     config = open_checkpoint(model).config
     ids = np.random.default_rng(3).integers(3, config.vocab_size, PROMPT + STEPS)
     want, share = reference(model, ids, predictors)
@@ -140,7 +149,7 @@ def engine_config() -> Any:
 
 @pytest.mark.parametrize("dense_part", DENSE_PARTS)
 def test_each_sequence_of_a_step_has_its_own_forecast(dense_part: str, tmp_path: Path) -> None:
-    made(TINY, tmp_path, input="adjacent")
+    made(TINY, tmp_path, input="adjacent", rest=True)
     prompts = [np.random.default_rng(seed).integers(3, 100, 5 + seed).tolist() for seed in range(3)]
     settings: dict[str, Any] = {"mode": "predicted", "dense_part": dense_part, "predictors": tmp_path}
     with tiny_engine(gpu_cache_neurons=60, **settings) as engine:

@@ -57,7 +57,9 @@ class Source:
         return None
 
 
-def make(rng: np.random.Generator, source: Source, formats: tuple[str, str] = ("q8_0", "q4_0")) -> Predictors:
+def make(
+    rng: np.random.Generator, source: Source, formats: tuple[str, str] = ("q8_0", "q4_0"), rest: bool = False
+) -> Predictors:
     layers = []
     for layer in range(L):
         fc1, fc2 = rng.normal(size=(R, D)), rng.normal(size=(F, R))
@@ -67,6 +69,8 @@ def make(rng: np.random.Generator, source: Source, formats: tuple[str, str] = ("
                 fc1=pack_rows(fc1, formats[0]),
                 fc2=pack_rows(fc2, formats[1]),
                 threshold=0.25 * layer - 0.1,
+                rest=pack_rows(rng.normal(size=(D, R)), formats[1]) if rest else None,
+                rest_bias=rng.normal(size=D).astype(np.float16).astype(np.float32) if rest else None,
                 **{name: b.astype(np.float16).astype(np.float32) for name, b in biases.items()},
             )
         )
@@ -96,9 +100,10 @@ def test_packing_refuses(rng: np.random.Generator) -> None:
         pack_rows(np.full((2, 32), np.nan), "q8_0")
 
 
+@pytest.mark.parametrize("rest", [False, True])
 @pytest.mark.parametrize("formats", [("q8_0", "q4_0"), ("f16", "f16"), ("f32", "q8_0")])
-def test_comes_back(tmp_path: Path, rng: np.random.Generator, formats: tuple[str, str]) -> None:
-    want = make(rng, Source(), formats)
+def test_comes_back(tmp_path: Path, rng: np.random.Generator, formats: tuple[str, str], rest: bool) -> None:
+    want = make(rng, Source(), formats, rest)
     path = save_predictors(tmp_path / "new", want)
     got = load_predictors(tmp_path / "new")
     assert (got.input, got.norm, got.nbytes) == (want.input, want.norm, want.nbytes)
@@ -107,8 +112,11 @@ def test_comes_back(tmp_path: Path, rng: np.random.Generator, formats: tuple[str
     x = rng.normal(size=(3, D)).astype(np.float32)
     for layer in range(L):
         np.testing.assert_array_equal(got.predict(layer, x), want.predict(layer, x))
+        np.testing.assert_array_equal(got.estimate_rest(layer, x), want.estimate_rest(layer, x))
+        assert got.estimate_rest(layer, x).any() == rest
+    names = ("fc1", "fc2", "rest", "rest_bias") if rest else ("fc1", "fc2")
     with safe_open(path, "np") as file:  # the format's own library reads it
-        assert set(file.keys()) == {f"layers.{i}.{n}" for i in range(L) for n in ("fc1", "fc2")} | {
+        assert set(file.keys()) == {f"layers.{i}.{n}" for i in range(L) for n in names} | {
             "layers.1.fc1_bias",
             "layers.1.bias",
         }

@@ -14,15 +14,18 @@ D, F, R = 64, 80, 32
 
 @pytest.mark.parametrize("norm", ["none", "rms"])
 @pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rest", [False, True])
 @pytest.mark.parametrize("format", ["q8_0", "q4_0", "f16", "f32"])
 def test_module_and_host_agree_with_numpy(
-    rng: np.random.Generator, norm: str, biased: bool, format: str
+    rng: np.random.Generator, norm: str, biased: bool, rest: bool, format: str
 ) -> None:
     biases = {"fc1_bias": rng.normal(size=R), "bias": rng.normal(size=F)} if biased else {}
     part = LayerPredictor(
         fc1=pack_rows(rng.normal(size=(R, D)), format),
         fc2=pack_rows(rng.normal(size=(F, R)), format),
         **{name: values.astype(np.float32) for name, values in biases.items()},
+        rest=pack_rows(rng.normal(size=(D, R)), format) if rest else None,
+        rest_bias=rng.normal(size=D).astype(np.float32) if rest else None,
     )
     predictors = Predictors(layers=(part,), input="own", norm=norm)
     x = rng.normal(size=(3, D)).astype(np.float32) * 4
@@ -30,8 +33,14 @@ def test_module_and_host_agree_with_numpy(
     got = load_predictor(part, norm)(jnp.asarray(x)[None])[0]
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
     out = np.empty((3, F), np.float32)
-    host_scores(predictors, 0, x, out)
+    found = host_scores(predictors, 0, x, out)
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+    other = load_predictor(part, norm).both(jnp.asarray(x))[1]
+    assert (found is None) == (other is None) == (not rest)
+    if found is not None and other is not None:
+        estimate = predictors.estimate_rest(0, x)
+        np.testing.assert_allclose(found, estimate, rtol=1e-4, atol=1e-4 * np.abs(estimate).max())
+        np.testing.assert_allclose(other, estimate, rtol=1e-4, atol=1e-4 * np.abs(estimate).max())
 
 
 def test_an_unknown_norm_is_refused() -> None:

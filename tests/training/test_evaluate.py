@@ -23,6 +23,8 @@ def predictors_of(rng: np.random.Generator, input: str) -> Predictors:
             fc2=pack_rows(rng.normal(size=(40, 32)), "f32"),
             bias=rng.normal(size=40).astype(np.float32),
             threshold=0.3,
+            rest=pack_rows(0.1 * rng.normal(size=(16, 32)), "f32"),
+            rest_bias=rng.normal(size=16).astype(np.float32),
         )
         for _ in range(3)
     )
@@ -43,7 +45,8 @@ def reference(decoder: Decoder, ids: np.ndarray, predictors: Predictors) -> tupl
         h = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(block.ffn.norm[...])
         gate, up = h @ np.asarray(block.ffn.w_gate[...]).T, h @ np.asarray(block.ffn.w_up[...]).T
         z = gate / (1 + np.exp(-gate)) * up
-        x = (after + (z * mask) @ np.asarray(block.ffn.w_down[...], np.float64)).astype(np.float32)
+        rest = predictors.estimate_rest(layer, flat).reshape(after.shape)
+        x = (after + (z * mask) @ np.asarray(block.ffn.w_down[...], np.float64) + rest).astype(np.float32)
         before = after
         masks.append(mask)
     return np.asarray(decoder.logits(jnp.asarray(x)), np.float64), np.stack(masks)
