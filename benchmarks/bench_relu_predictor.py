@@ -121,6 +121,7 @@ def measure(decoder: Decoder, windows: dict[str, Windows], options: argparse.Nam
             out=Path(folder), work=None, windows=options.windows, held=options.held, window=TOKENS, batch=8,
             steps=options.fit_steps, fit_batch=512, rate=3e-3, every=100, patience=3, bytes=options.bytes, seed=0,
             share=None, recall=options.recall, max_loss=None,
+            distil_steps=0, distil_batch=1, distil_rate=1e-3, distil_every=1, products="float32",
         )  # fmt: skip
         trainer = Trainer(Source(decoder), windows, settings)  # type: ignore[arg-type]
         predictors, _, _ = trainer.run()

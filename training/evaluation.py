@@ -17,6 +17,7 @@ from kairox_jax.io import Predictors, open_checkpoint
 from kairox_jax.models import find_predictors, find_sparsity, load_decoder
 from training.evaluate import Mode, run_modes
 from training.evaluate_figures import figures_table, mode_figures, row_sizes
+from training.predictor_time import forecast_ms_per_layer
 from training.sources import KINDS, user_documents
 from training.texts import Windows
 
@@ -59,6 +60,9 @@ def run(args: argparse.Namespace) -> int:
         for mode, outcome in zip(everything, outcomes, strict=True)
     ]
     wanted = {mode.name: f for mode, f in zip(modes, figures, strict=False) if mode.name in args.modes}
+    times = forecast_ms_per_layer(predictors) if predictors is not None and "predicted" in wanted else None
+    if times is not None:
+        wanted["predicted"]["forecast_ms_per_layer"] = times
     points = [
         {"choice": mode.rule, "asked": mode.name.split()[-1], **f}
         for mode, f in zip(curve, figures[len(modes) :], strict=True)
@@ -74,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     named = [*wanted.items(), *((f"{p['choice']} {p['asked']}", p) for p in points)]
     print(figures_table(named))
+    if times is not None:
+        print(f"a forecast takes {times['host']} ms a layer on the host, {times['jax']} ms in JAX")
     return 0
 
 

@@ -21,7 +21,7 @@ from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
 from kairox_jax.io.predictors import RMS_EPS
-from kairox_jax.models import Block
+from kairox_jax.models import Block, normalise
 from training.forward import LayeredModel, embed, loss_gradient
 from training.measure import batches
 from training.texts import Windows
@@ -87,6 +87,10 @@ class Activations:
         """
         return np.load(self.folder / f"x-{max(layer - 1, 0):03}.npy", mmap_mode="r")
 
+    def outputs(self) -> np.ndarray:
+        """Return what the output matrix reads, after the last norm, float16 [N, D]; a view of the file."""
+        return np.load(self.folder / "y-000.npy", mmap_mode="r")
+
     def sizes(self, layer: int) -> np.ndarray:
         """Return the codes of a layer's |z|, uint8 [N, F]; a view of the file."""
         return np.load(self.folder / f"z-{layer:03}.npy", mmap_mode="r")
@@ -113,16 +117,16 @@ def collect(
     done = json.loads(done_file.read_text())["batches"] if done_file.exists() else 0
     mode = "r+" if done else "w+"
 
-    def files(letter: str, dtype: type, width: int) -> list[np.ndarray]:
-        count = config.num_layers - (
-            letter == "x" and config.num_layers > 1
-        )  # the last one feeds no predictor
+    def files(letter: str, dtype: type, width: int, count: int) -> list[np.ndarray]:
         names = [folder / f"{letter}-{layer:03}.npy" for layer in range(count)]
         if done:
             return [np.lib.format.open_memmap(name, "r+") for name in names]
         return [np.lib.format.open_memmap(name, mode, dtype, (num, width)) for name in names]
 
-    xs, zs = files("x", np.float16, config.d_model), files("z", np.uint8, config.num_neurons)
+    feeding = max(1, config.num_layers - 1)  # the last layer's stream feeds no predictor
+    xs = files("x", np.float16, config.d_model, feeding)
+    zs = files("z", np.uint8, config.num_neurons, config.num_layers)
+    (ys,) = files("y", np.float16, config.d_model, 1)
     at = 0
     for index, (_, rows) in enumerate(batches(windows, batch)):
         start, at = at, at + len(rows) * windows.ids.shape[1]
@@ -137,7 +141,9 @@ def collect(
                 raise ValueError(
                     "an activation is NaN or infinite: the checkpoint is damaged or overflows float32"
                 )
-            for file in (*xs, *zs):
+            y = normalise(x, model.head.norm, model.head.bias, config.norm_eps)
+            ys[start:at] = np.asarray(y).reshape(at - start, -1)
+            for file in (*xs, *zs, ys):
                 file.flush()  # type: ignore[attr-defined]
             write_json(done_file, {"batches": index + 1})
         tick(len(rows))

@@ -64,7 +64,7 @@ class Start(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A trained predictor, for inputs with norm ``rms``; figures of its training."""
+    """A trained predictor, for inputs with norm ``rms``; figures of its training; its estimate of the rest."""
 
     fc1: Float[np.ndarray, "R D"]
     fc1_bias: Float[np.ndarray, " R"]
@@ -72,6 +72,8 @@ class Fitted(NamedTuple):
     bias: Float[np.ndarray, " F"]
     mean: Float[np.ndarray, " D"]
     figures: dict[str, Any]
+    rest: Float[np.ndarray, "D R"] | None = None
+    rest_bias: Float[np.ndarray, " D"] | None = None
 
 
 def regress(x: Float[np.ndarray, "n D"], w: Float[np.ndarray, "n F"], most_rank: int) -> Start:
@@ -164,9 +166,9 @@ def fit_layer(
         "leaves": leaves,
         "moments": jax.tree.leaves(moments),
         "best": [np.asarray(leaf).copy() for leaf in leaves],
-        "best_loss": np.float64(first),
-        "worse": np.int32(0),
-        "step": np.int32(0),
+        "best_loss": np.array(first),
+        "worse": np.array(0),
+        "step": np.array(0),
     }
     with Checkpoints(folder) as checkpoints:
         saved = checkpoints.restore(saved)
@@ -196,9 +198,9 @@ def fit_layer(
                         "leaves": leaves,
                         "moments": jax.tree.leaves(moments),
                         "best": best,
-                        "best_loss": np.float64(best_loss),
-                        "worse": np.int32(worse),
-                        "step": np.int32(step),
+                        "best_loss": np.array(best_loss),
+                        "worse": np.array(worse),
+                        "step": np.array(step),
                     },
                     step,
                 )

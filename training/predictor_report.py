@@ -52,6 +52,8 @@ def describe(
         "curve": {str(share): cuts for share, cuts in choice.curve.items()},
         "layers": layers,
     }
+    if (distilled := fitted[0].figures.get("distilled")) is not None:
+        meta["end_to_end"] = {name: round(float(value), 4) for name, value in distilled.items()}
     report = {
         **{key: value for key, value in meta.items() if key != "curve"},
         "tried": list(choice.tried),
@@ -81,6 +83,13 @@ def table(report: dict[str, Any]) -> str:
             f"{index:5}  {row['rank']:4}  {row['bytes'] / 1e3:4.0f}  {row['first_loss']:20.4f}  "
             f"{row['held_out_loss']:7.4f}  {row['share']:5.3f}"
         )
+    if (together := report.get("end_to_end")) is not None:
+        lines.append(
+            f"all layers together: {together['steps']:.0f} steps, held-out loss {together['first_loss']:.4f} at first, "
+            f"{together['held_out_loss']:.4f} trained"
+        )
+    times = report["forecast_ms_per_layer"]
+    lines.append(f"a forecast takes {times['host']} ms a layer on the host, {times['jax']} ms in JAX")
     lines.append(figures_table(list(report["modes"].items())))
     lines += [
         f"{row['family']}: share {row['share']}, worst rise {row['worst_rise']:+.4f}"

@@ -22,6 +22,7 @@ from training.texts import Windows
 SCORED_TOKENS = 2048  # of the held-out text, for the scores' distribution
 KEPT_SCORES = 20_000  # of a layer
 CURVE_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+FAMILIES = ("equal share", "common price", "half way")  # ways of sharing out among layers
 MOST_STEPS = 5  # runs of a search for a loss
 
 
@@ -79,6 +80,7 @@ def choose_thresholds(
     windows: Windows,
     active_above: Float[np.ndarray, " L"] | None,
     options: argparse.Namespace,
+    families: tuple[str, ...] = FAMILIES,
 ) -> Choice:
     """Choose thresholds on held-out text.
 
@@ -90,6 +92,7 @@ def choose_thresholds(
         windows: the held-out text, on which candidates are measured.
         active_above: see ``evaluate.run_modes``.
         options: one of ``share``, ``recall``, ``max_loss`` is not None.
+        families: the ways of sharing out that are tried, of ``FAMILIES``.
 
     Raises:
         ValueError: the loss limit is not met at any share.
@@ -125,7 +128,6 @@ def choose_thresholds(
         shares = np.array([1 - np.searchsorted(s, c) / len(s) for s, c in zip(scores, cuts, strict=True)])
         return Choice(cuts, shares, "recall", (), _curve(scores, lambda share: np.full(len(layers), share)))
     share = 0.5 if options.share is None else options.share
-    families = ("equal share", "common price", "half way")
     candidates = {family: cuts_for_shares(scores, shares_of(family, share)) for family in families}
     rises = measure(candidates, share)
     family = families[int(np.argmin(rises))]

@@ -17,14 +17,16 @@ from tqdm import tqdm
 from kairox_jax.io.predictor_file import pack_rows
 from kairox_jax.io.predictors import LayerPredictor, Predictors
 from kairox_jax.io.sparsity import fingerprint
-from kairox_jax.models import load_decoder
+from kairox_jax.models import Decoder, load_decoder
 from training.evaluate import Mode, run_modes
 from training.evaluate_figures import layer_figures, mode_figures, row_sizes
 from training.forward import LayeredModel, layered
 from training.predictor_choose import MOST_RANK, RANK_STEP, choose_ranks
 from training.predictor_data import Activations, collect, decode_square, neuron_weights, write_json
+from training.predictor_distil import DistilSettings, distil
 from training.predictor_fit import PROBE_TOKENS, FitSettings, Fitted, Start, fit_layer, regress
-from training.predictor_thresholds import Choice, choose_thresholds, model_thresholds
+from training.predictor_thresholds import FAMILIES, Choice, choose_thresholds, model_thresholds
+from training.predictor_time import forecast_ms_per_layer
 from training.texts import Windows
 
 DENSE_UNIT_SHARE = 0.5  # the unit of contributions is the value that this share of them exceeds
@@ -33,21 +35,38 @@ WEIGHT_WINDOWS = 4  # of each kind: a backward pass costs four forward ones
 
 
 def pack(fitted: Fitted, threshold: float) -> LayerPredictor:
-    """Round a trained predictor to rows: Q8_0 and Q4_0, or float16 where the width is no multiple of 32."""
-    blocks = fitted.fc1.shape[1] % 32 == 0
-    fc1 = pack_rows(fitted.fc1, "q8_0" if blocks else "f16")
+    """Round a trained predictor to rows: Q8_0 and Q4_0, or float16 where the width is no multiple of 32.
+
+    What was trained end to end was rounded to Q4_0 while it was trained: rounding again changes nothing.
+    """
+    fc1 = pack_rows(fitted.fc1, first_format(fitted.fc1.shape[1], fitted.rest is not None))
     # What rounding does to the mean input is a constant: the bias takes it.
     shift = (fitted.fc1 - fc1.dequantize()) @ fitted.mean
-    half = [b.astype(np.float16).astype(np.float32) for b in (fitted.fc1_bias + shift, fitted.bias)]
+
+    def half(values: np.ndarray) -> np.ndarray:
+        return values.astype(np.float16).astype(np.float32)
+
     return LayerPredictor(
-        fc1=fc1, fc2=pack_rows(fitted.fc2, "q4_0"), fc1_bias=half[0], bias=half[1], threshold=threshold
+        fc1=fc1,
+        fc2=pack_rows(fitted.fc2, "q4_0"),
+        fc1_bias=half(fitted.fc1_bias + shift),
+        bias=half(fitted.bias),
+        threshold=threshold,
+        rest=None if fitted.rest is None else pack_rows(fitted.rest, "q4_0"),
+        rest_bias=None if fitted.rest_bias is None else half(fitted.rest_bias),
     )
 
 
-def unit_bytes(d_model: int, num_neurons: int) -> int:
+def first_format(d_model: int, distilled: bool) -> str:
+    """Return the format of the first matrix."""
+    return "f16" if d_model % 32 else "q4_0" if distilled else "q8_0"
+
+
+def unit_bytes(d_model: int, num_neurons: int, distilled: bool) -> int:
     """Return the bytes that 32 hidden units take in ``pack``'s formats."""
-    fc1 = RANK_STEP * (d_model * 34 // 32 if d_model % 32 == 0 else 2 * d_model)
-    return fc1 + num_neurons * 18 + 2 * RANK_STEP
+    block = {"f16": 64, "q8_0": 34, "q4_0": 18}[first_format(d_model, distilled)]
+    rest = d_model * 18 if distilled else 0
+    return RANK_STEP * (d_model * block // 32) + num_neurons * 18 + rest + 2 * RANK_STEP
 
 
 class Trainer:
@@ -57,11 +76,6 @@ class Trainer:
         self.source, self.windows, self.options = source, windows, options
         self.config = source.config
         self.work: Path = options.out / "predictors.work" if options.work is None else Path(options.work)
-        if self.config.norm != "rmsnorm" or self.config.positions != "rotary":
-            raise ValueError(
-                f"the model has {self.config.norm} and {self.config.positions} positions: predictors are trained for "
-                "models with RMS norm and rotary positions only"
-            )
         self._claim()
 
     def _claim(self) -> None:
@@ -78,6 +92,7 @@ class Trainer:
             "patience",
             "bytes",
             "seed",
+            *("distil_steps", "distil_batch", "distil_rate", "distil_every", "products"),
         )
         ids = [hashlib.sha256(w.ids.tobytes()).hexdigest() for w in self.windows.values()]
         facts = {
@@ -102,19 +117,65 @@ class Trainer:
         starts = [self._start(train, weights, layer) for layer in range(self.config.num_layers)]
         ranks = self._ranks(starts)
         fitted = self._fit(train, held, weights, starts, ranks)
-        packed = [pack(part, 0.0) for part in fitted]
-        offsets = np.log([unit for _, unit in starts])
-        choice = choose_thresholds(
+        choice = self._choose(decoder, fitted, held, np.log([unit for _, unit in starts]), FAMILIES)
+        if self.options.distil_steps:
+            scales = [start.scale for start, _ in starts]
+            fitted = self._distil(layered(decoder), fitted, scales, choice, train, held)
+            # All scores are of one price now: their thresholds move together.
+            choice = self._choose(decoder, fitted, held, np.zeros(len(fitted)), FAMILIES[1:2])
+        layers = tuple(pack(part, float(cut)) for part, cut in zip(fitted, choice.thresholds, strict=True))
+        return Predictors(layers=layers, input="adjacent", norm="rms"), choice, fitted
+
+    def _choose(
+        self,
+        decoder: Decoder,
+        fitted: list[Fitted],
+        held: Activations,
+        offsets: np.ndarray,
+        families: tuple[str, ...],
+    ) -> Choice:
+        return choose_thresholds(
             decoder,
-            packed,
+            [pack(part, 0.0) for part in fitted],
             held,
             offsets,
             self.windows["selection"],
             model_thresholds(self.source),
             self.options,
+            families,
         )
-        layers = tuple(pack(part, float(cut)) for part, cut in zip(fitted, choice.thresholds, strict=True))
-        return Predictors(layers=layers, input="adjacent", norm="rms"), choice, fitted
+
+    def _distil(
+        self,
+        model: LayeredModel,
+        fitted: list[Fitted],
+        scales: list[np.ndarray],
+        choice: Choice,
+        train: Activations,
+        held: Activations,
+    ) -> list[Fitted]:
+        """Train all layers together, and keep the result."""
+        o, files = self.options, [self.work / f"distilled-{layer:03}.npz" for layer in range(len(fitted))]
+        if not files[-1].exists():  # written last
+            settings = DistilSettings(
+                steps=o.distil_steps, batch=o.distil_batch, rate=o.distil_rate, every=o.distil_every,
+                patience=o.patience, seed=o.seed, share=float(np.mean(choice.shares)), products=o.products,
+            )  # fmt: skip
+            with tqdm(total=o.distil_steps, desc="end to end", unit="step", file=sys.stderr) as bar:
+
+                def tick(steps: int, figures: str) -> None:
+                    bar.set_postfix_str(figures, refresh=False)
+                    bar.update(steps)
+
+                found = distil(
+                    model, fitted, scales, choice.thresholds,
+                    train=(self.windows["calibration"], train.outputs()),
+                    held=(self.windows["selection"], held.outputs()),
+                    settings=settings, folder=self.work / "distil", tick=tick,
+                )  # fmt: skip
+            for file, part in zip(files, found.layers, strict=True):
+                _save_fitted(file, part._replace(figures=part.figures | {"distilled": found.figures}))
+        return [_load_fitted(file) for file in files]
 
     def test(self, predictors: Predictors) -> dict[str, Any]:
         """Measure the predictors on the test split, which nothing was chosen on."""
@@ -135,6 +196,7 @@ class Trainer:
             for mode, outcome in zip(modes, outcomes, strict=True)
         }
         return {
+            "forecast_ms_per_layer": forecast_ms_per_layer(predictors),
             "modes": figures,
             "layer_figures": layer_figures(outcomes[-1], windows, self.config.num_neurons),
         }
@@ -179,13 +241,14 @@ class Trainer:
 
     def _ranks(self, starts: list[tuple[Start, float]]) -> list[int]:
         config = self.config
-        fixed = 2 * config.num_neurons * config.num_layers  # biases
+        biases = config.num_neurons + (config.d_model if self.options.distil_steps else 0)
+        fixed = 2 * biases * config.num_layers
         budget = int(self.options.bytes * row_sizes(self.source).dense) - fixed
         scales = np.array([unit for _, unit in starts])
         return choose_ranks(
             [start.gains for start, _ in starts],
             scales,
-            unit_bytes(config.d_model, config.num_neurons),
+            unit_bytes(config.d_model, config.num_neurons, self.options.distil_steps > 0),
             budget,
         )
 
@@ -230,7 +293,7 @@ class Trainer:
 
 def _save_fitted(file: Path, fitted: Fitted) -> None:
     unfinished = file.with_name(file.stem + ".tmp.npz")
-    content = fitted._asdict()
+    content = {name: value for name, value in fitted._asdict().items() if value is not None}
     content["figures"] = np.array(json.dumps(content["figures"]))
     np.savez(unfinished, **content)
     unfinished.replace(file)
@@ -238,6 +301,6 @@ def _save_fitted(file: Path, fitted: Fitted) -> None:
 
 def _load_fitted(file: Path) -> Fitted:
     with np.load(file, allow_pickle=False) as content:
-        parts = {name: content[name] for name in Fitted._fields}
+        parts: dict[str, Any] = {name: content[name] for name in Fitted._fields if name in content}
     parts["figures"] = json.loads(str(parts["figures"]))
     return Fitted(**parts)

@@ -20,6 +20,7 @@ from kairox_jax.io import Checkpoint, open_checkpoint, save_predictors
 from training.predictor_data import write_json
 from training.predictor_report import describe, plot, table
 from training.predictor_trainer import Trainer
+from training.products import PRODUCTS
 from training.sources import Document, builtin_documents, user_documents
 from training.texts import SPLITS, Windows, cut_windows
 
@@ -40,12 +41,19 @@ def check(options: argparse.Namespace) -> None:
         "every": 1,
         "patience": 1,
         "seed": 0,
+        "distil_steps": 0,
+        "distil_batch": 1,
+        "distil_every": 1,
     }
     for name, limit in least.items():
         if getattr(options, name) < limit:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least {limit}")
-    if not (np.isfinite(options.rate) and options.rate > 0):
-        raise ValueError(f"--rate {options.rate} must be above zero, such as 3e-3")
+    for name, example in (("rate", "3e-3"), ("distil_rate", "1e-3")):
+        value = getattr(options, name)
+        if not (np.isfinite(value) and value > 0):
+            raise ValueError(f"--{name.replace('_', '-')} {value} must be above zero, such as {example}")
+    if options.products not in PRODUCTS:
+        raise ValueError(f"--products {options.products} is not one of {', '.join(PRODUCTS)}")
     for name in ("bytes", "share", "recall"):
         value = getattr(options, name)
         if value is not None and not 0 < value < 1:

@@ -41,6 +41,21 @@ FIT = (
     _flag("bytes", "share of the FFN's bytes that the predictors may take", number, 0.06, "X"),
     _flag("seed", "of the order of the tokens", whole_number, 0, "N"),
 )
+TOGETHER = (
+    _flag("distil-steps", "steps of training all layers together; 0 leaves it out", whole_number, 300, "N"),
+    _flag("distil-batch", "windows of such a step", positive_number, 3, "N"),
+    _flag("distil-rate", "its AdamW's step size", number, 1e-3, "X"),
+    _flag(
+        "distil-every", "its steps between held-out losses, and between checkpoints", positive_number, 50, "N"
+    ),
+    _flag(
+        "products",
+        "of matrices in it: float32, or bfloat16 (faster where the CPU has AMX)",
+        str,
+        "float32",
+        "TYPE",
+    ),
+)
 TARGET = (
     _flag("share", "neurons touched on held-out text (0.54 where no target is given)", number, None, "X"),
     _flag("recall", "recall by contribution in each layer on held-out text", number, None, "X"),
@@ -60,7 +75,17 @@ def add_to(subparsers: Any) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="registered name, path or Hugging Face id")
     parser.add_argument("text", metavar="TEXT", nargs="*", help="UTF-8 text files beside Python's own texts")
-    add_flags(parser, {"files": FILES, "text": TEXT, "training": FIT, "target": TARGET, "output": OUTPUT})
+    add_flags(
+        parser,
+        {
+            "files": FILES,
+            "text": TEXT,
+            "training": FIT,
+            "training together": TOGETHER,
+            "target": TARGET,
+            "output": OUTPUT,
+        },
+    )
     parser.set_defaults(run=run)
 
 

@@ -20,8 +20,9 @@ from training.predictor_data import decode_square, encode_size
 PROCESS = Path(__file__).with_name("predictor_process.py")
 ROOT = PROCESS.parents[2]
 SETTINGS = (
-    "--text-only --windows 8 --held 4 --window 16 --batch 4 --steps 60 --fit-batch 32 --every 20 --bytes 0.3"
+    "--text-only --windows 8 --held 4 --window 16 --batch 4 --steps 60 --fit-batch 32 --every 20 --bytes 0.4"
 )
+TOGETHER = "--distil-steps 24 --distil-batch 4 --distil-every 8 --patience 9"
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_sizes_survive_their_code(rng: np.random.Generator) -> None:
 def test_kill_and_devices_change_nothing(
     kairox: Any, source: Any, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = f"train-predictors tiny {text} {SETTINGS} --out {tmp_path}"
+    command = f"train-predictors tiny {text} {SETTINGS} {TOGETHER} --out {tmp_path}"
     killed = start(f"{command}/killed")
     # Killed before anything else runs: left alone it would end while this process is at work.
     work = tmp_path / "killed" / "predictors.work"
@@ -81,13 +82,16 @@ def test_kill_and_devices_change_nothing(
     assert all(row["held_out_loss"] < row["first_loss"] for row in layers)
     trained = load_predictors(tmp_path / "whole")
     check_predictors(trained, source)
+    assert all(layer.rest is not None for layer in trained.layers)
+    assert whole["end_to_end"]["held_out_loss"] < whole["end_to_end"]["first_loss"]
+    assert whole["forecast_ms_per_layer"]["host"] > 0 and whole["forecast_ms_per_layer"]["jax"] > 0
     assert trained.input == "adjacent" and 0 < whole["modes"]["predicted"]["recall_by_contribution"] <= 1
     assert whole["modes"]["predicted"]["touched_frac"] == pytest.approx(0.54, abs=0.06)
     assert not (tmp_path / "whole" / "predictors.work").exists()
 
     assert (work / "fit-000.npz").exists() and not (tmp_path / "killed" / "predictors_report.json").exists()
     before = (work / "fit-000.npz").stat().st_mtime_ns
-    assert kairox(f"train-predictors tiny {text} {SETTINGS} --seed 1 --out {tmp_path}/killed") == 2
+    assert kairox(f"train-predictors tiny {text} {SETTINGS} {TOGETHER} --seed 1 --out {tmp_path}/killed") == 2
     assert "holds a run with another seed" in capsys.readouterr().err
     kept: list[int] = []
     original = predictors.Trainer._fit
@@ -108,6 +112,9 @@ def test_kill_and_devices_change_nothing(
     resumed = load_predictors(tmp_path / "killed")
     for layer in range(3):
         np.testing.assert_allclose(resumed.predict(layer, x), trained.predict(layer, x), atol=1e-6)
+        np.testing.assert_allclose(
+            resumed.estimate_rest(layer, x), trained.estimate_rest(layer, x), atol=1e-6
+        )
 
     _, errors = devices.communicate(timeout=240)
     assert devices.returncode == 0, errors
@@ -116,7 +123,7 @@ def test_kill_and_devices_change_nothing(
 
 
 def test_targets_and_eval(kairox: Any, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = f"train-predictors tiny {text} {SETTINGS} --steps 5 --out {tmp_path}/r"
+    command = f"train-predictors tiny {text} {SETTINGS} --steps 5 --distil-steps 0 --out {tmp_path}/r"
     assert kairox(f"{command} --recall 0.9") == 0
     figures = report_of(tmp_path / "r")["modes"]["predicted"]
     assert figures["recall_by_contribution"] == pytest.approx(0.9, abs=0.06)
@@ -147,12 +154,14 @@ def test_mistakes_take_one_line(
         lines = capsys.readouterr().err.strip().splitlines()
         assert lines[-1].startswith("kairox: error: ") and message in lines[-1], lines
 
-    train = f"train-predictors tiny {text} {SETTINGS}"
+    train = f"train-predictors tiny {text} {SETTINGS} --distil-steps 0"
     fails("empty.txt is empty", f"train-predictors tiny {tmp_path}/empty.txt --text-only {out}")
     fails("as long as a window", f"{train} --window 5000 {out}")
     fails("needs --out", train)
     fails("exclude each other", f"{train} {out} --share 0.5 --recall 0.5")
     fails("--share 1.5 must be between 0 and 1", f"{train} {out} --share 1.5")
+    fails("--distil-rate -1.0 must be above zero", f"{train} {out} --distil-rate -1")
+    fails("--products int8 is not one of", f"{train} {out} --products int8")
     fails("--text-only leaves no text", f"train-predictors tiny --text-only {out}")
     fails("training tokens are fewer than a batch", f"{train} {out} --fit-batch 500")
     fails("is NaN at step", f"{train} --out {tmp_path}/nan --rate 1e30")

@@ -1,0 +1,133 @@
+"""The differentiable layer: its forward is the evaluated predictor, its gradients are the straight-through ones."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from kairox_jax.io.predictor_file import pack_rows
+from kairox_jax.io.predictors import Predictors
+from kairox_jax.models import Decoder
+from training.evaluate import Mode, run_modes
+from training.forward import Head, layered
+from training.predictor_distil import _fitted
+from training.predictor_fit import Fitted
+from training.predictor_student import (
+    SOFTNESS,
+    Scales,
+    Weights,
+    begin,
+    divergence,
+    rounded,
+    straight_through,
+    student_layer,
+)
+from training.predictor_trainer import pack
+from training.texts import Windows
+
+D, F = 16, 40
+
+
+def fitted_of(rng: np.random.Generator, rank: int) -> Fitted:
+    arrays = [
+        rng.normal(size=shape).astype(np.float32) for shape in ((rank, D), (rank,), (F, rank), (F,), (D,))
+    ]
+    return Fitted(arrays[0] * 0.3, arrays[1], arrays[2] * 0.3, arrays[3], arrays[4] * 0.2, {"rank": rank})
+
+
+def trained(rng: np.random.Generator, rank: int, padded: int) -> tuple[Weights, Scales, Fitted]:
+    fitted = fitted_of(rng, rank)
+    w, s = begin(fitted, rng.uniform(0.5, 2, D).astype(np.float32), 0.2, padded)
+    w = w._replace(rest=jnp.asarray(rng.normal(size=(D, padded)), jnp.float32), rest_bias=jnp.ones(D))
+    return w, s._replace(output=jnp.float32(0.1)), fitted
+
+
+@pytest.mark.parametrize("width", [32, 96])
+def test_rounds_as_the_file_does(rng: np.random.Generator, width: int) -> None:
+    rows = rng.normal(size=(7, width)).astype(np.float32)
+    rows[2, :32] = 0
+    once = np.asarray(rounded(jnp.asarray(rows)))
+    np.testing.assert_allclose(once, pack_rows(rows, "q4_0").dequantize(), rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(rounded(jnp.asarray(once)), once)  # so that packing changes nothing
+    gradient = jax.grad(lambda a: (rounded(a) * 3).sum())(jnp.asarray(rows))
+    np.testing.assert_array_equal(gradient, np.full_like(rows, 3))
+
+
+def test_beginning_is_the_predictor_alone(rng: np.random.Generator) -> None:
+    fitted = fitted_of(rng, 32)
+    x = rng.normal(size=(9, D)).astype(np.float32)
+    want = np.maximum(x @ fitted.fc1.T + fitted.fc1_bias, 0) @ fitted.fc2.T + fitted.bias - 0.7
+    w, s = begin(fitted, rng.uniform(0.5, 2, D).astype(np.float32), 0.7, 64)
+    from training.predictor_student import stored
+
+    own = stored(w, s, rounding=False)
+    assert own.fc1.shape == (64, D) and not own.fc1[32:].any() and not own.rest.any()
+    got = np.maximum(x @ np.asarray(own.fc1).T + np.asarray(own.fc1_bias), 0) @ np.asarray(own.fc2).T
+    np.testing.assert_allclose(got + np.asarray(own.bias), want, rtol=1e-3, atol=1e-3)
+
+
+def test_forward_is_what_evaluation_runs(
+    rng: np.random.Generator, decoder: Decoder, windows: Windows
+) -> None:
+    """Layers of different ranks, packed as the file packs them, against `kairox eval`'s own code."""
+    model = layered(decoder)
+    parts = [trained(rng, rank, 64) for rank in (32, 64, 32)]
+    x, before, shares = model.embed[windows.ids], None, []
+    for state, (w, s, _) in zip(model.layers, parts, strict=True):
+        x, before, share = student_layer(model.graph, state, w, s, x, before, rounding=True)
+        shares.append(share)
+    layers = tuple(pack(_fitted(w, s, fitted), 0.0) for w, s, fitted in parts)
+    assert [layer.fc1.shape[0] for layer in layers] == [32, 64, 32] and layers[0].rest is not None
+    predictors = Predictors(layers=layers, input="adjacent", norm="rms")
+    modes = [Mode(name="dense", rule="dense"), Mode(name="p", rule="predicted", predictors=predictors)]
+    _, want = run_modes(decoder, windows, modes, active_above=None, batch=5, tick=lambda n: None)
+    touched = want.counts[:, 0] / (12 * F * 3)
+    np.testing.assert_allclose(np.mean(shares, axis=0), touched, atol=2 / (12 * F * 3))
+    assert 0.1 < touched.mean() < 0.9
+    dense = jax.tree.map(jnp.asarray, decoder.embed_tokens(jnp.asarray(windows.ids), jnp.zeros(5, jnp.int32)))
+    for state in model.layers:
+        dense = nnx.merge(model.graph, state)(dense, jnp.zeros(5, jnp.int32))[0]
+    from kairox_jax.models import normalise
+
+    y = normalise(dense, model.head.norm, None, decoder.config.norm_eps)
+    found = divergence(
+        decoder.config.norm_eps, model.head, y.reshape(-1, D), x.reshape(-1, D), products="float32"
+    )
+    got = np.asarray(found).reshape(5, 12)[:, :-1]
+    # float16 biases, and a score at the threshold may fall either way.
+    assert np.abs(got - want.divergence).mean() < 0.02 * want.divergence.mean()
+
+
+def test_a_gate_passes_the_sigmoids_gradient(rng: np.random.Generator, decoder: Decoder) -> None:
+    model = layered(decoder)
+    w, s, _ = trained(rng, 32, 32)
+    x = jnp.asarray(rng.normal(size=(1, 3, D)), jnp.float32)
+    run = partial(student_layer, model.graph, model.layers[0], s=s, x=x, before=None, rounding=False)
+    gradient = jax.grad(lambda w: run(w)[2].sum())(w).bias
+    block = nnx.merge(model.graph, model.layers[0])
+    after = x + block.attention(x, jnp.zeros(1, jnp.int32))[0]
+    from training.predictor_student import stored
+
+    own = jax.tree.map(lambda a: np.asarray(a, np.float64), stored(w, s, rounding=False))
+    wide = np.asarray(after, np.float64)
+    wide /= np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5)
+    score = np.maximum(wide @ own.fc1.T + own.fc1_bias, 0) @ own.fc2.T + own.bias
+    open = 1 / (1 + np.exp(-score / SOFTNESS))
+    np.testing.assert_allclose(gradient, (open * (1 - open)).sum((0, 1)) / SOFTNESS / (3 * F), rtol=1e-3)
+    assert float(straight_through(jnp.float32(1), jnp.float32(0.3))) == 1
+
+
+def test_divergence_is_kl_in_float64(rng: np.random.Generator) -> None:
+    head = Head(
+        jnp.asarray(rng.uniform(0.5, 2, D), jnp.float32), jnp.asarray(rng.normal(size=(50, D)), jnp.float32)
+    )
+    y, x = (rng.normal(size=(300, D)).astype(np.float32) for _ in range(2))  # more than one piece
+    wide = x.astype(np.float64)
+    wide = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(head.norm)
+    p, q = (np.exp(a @ np.asarray(head.table, np.float64).T) for a in (y, wide))
+    p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
+    got = divergence(1e-5, head, jnp.asarray(y), jnp.asarray(x), products="float32")
+    np.testing.assert_allclose(got, (p * np.log(p / q)).sum(-1), rtol=1e-3, atol=1e-4)
