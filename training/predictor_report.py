@@ -71,7 +71,8 @@ def command(options: argparse.Namespace) -> str:
         *(Path(path).name for path in options.text),
     ]
     for key in sorted(options.given - {"out", "work", "text_only", "debug"}):
-        words += [f"--{key.replace('_', '-')}", f"{getattr(options, key):g}"]
+        value = getattr(options, key)
+        words += [f"--{key.replace('_', '-')}", value if isinstance(value, str) else f"{value:g}"]
     return shlex.join([*words, "--text-only"] if options.text_only else words)
 
 

@@ -48,7 +48,7 @@ def check(options: argparse.Namespace) -> None:
     for name, limit in least.items():
         if getattr(options, name) < limit:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least {limit}")
-    for name, example in (("rate", "3e-3"), ("distil_rate", "1e-3")):
+    for name, example in (("rate", "3e-3"), ("distil_rate", "3e-4")):
         value = getattr(options, name)
         if not (np.isfinite(value) and value > 0):
             raise ValueError(f"--{name.replace('_', '-')} {value} must be above zero, such as {example}")

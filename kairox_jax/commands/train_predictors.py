@@ -44,7 +44,7 @@ FIT = (
 TOGETHER = (
     _flag("distil-steps", "steps of training all layers together; 0 leaves it out", whole_number, 300, "N"),
     _flag("distil-batch", "windows of such a step", positive_number, 3, "N"),
-    _flag("distil-rate", "its AdamW's step size", number, 1e-3, "X"),
+    _flag("distil-rate", "its AdamW's step size", number, 3e-4, "X"),
     _flag(
         "distil-every", "its steps between held-out losses, and between checkpoints", positive_number, 50, "N"
     ),

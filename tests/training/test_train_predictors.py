@@ -22,7 +22,7 @@ ROOT = PROCESS.parents[2]
 SETTINGS = (
     "--text-only --windows 8 --held 4 --window 16 --batch 4 --steps 60 --fit-batch 32 --every 20 --bytes 0.4"
 )
-TOGETHER = "--distil-steps 24 --distil-batch 4 --distil-every 8 --patience 9"
+TOGETHER = "--distil-steps 24 --distil-batch 4 --distil-every 8 --patience 9 --products bfloat16"
 
 
 @pytest.fixture
@@ -83,6 +83,7 @@ def test_kill_and_devices_change_nothing(
     trained = load_predictors(tmp_path / "whole")
     check_predictors(trained, source)
     assert all(layer.rest is not None for layer in trained.layers)
+    assert whole["command"].endswith("--products bfloat16 --steps 60 --window 16 --windows 8 --text-only")
     assert whole["end_to_end"]["held_out_loss"] < whole["end_to_end"]["first_loss"]
     assert whole["forecast_ms_per_layer"]["host"] > 0 and whole["forecast_ms_per_layer"]["jax"] > 0
     assert trained.input == "adjacent" and 0 < whole["modes"]["predicted"]["recall_by_contribution"] <= 1
