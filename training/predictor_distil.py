@@ -16,22 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
-from training.forward import LayeredModel, embed
-from training.predictor_data import block_parts
+from training.forward import LayeredModel
 from training.predictor_fit import Checkpoints, Fitted
-from training.predictor_student import Scales, Weights, begin, divergence, stored, student_layer
-from training.products import with_products
+from training.predictor_price import Price
+from training.predictor_step import STRIDE, Student, output_sizes
+from training.predictor_student import Scales, Weights, begin, stored
 from training.texts import Windows
-
-STRIDE = 4  # every so many positions enter the divergence: the output matrix would take most of the time
-LATELY = 0.2  # weight of a step in the share that was touched lately
-START_PRICE = 0.8  # nats for all neurons instead of none; about what the loss pays near half
-PRICE_RATE = 0.2  # by which the price moves each step, times the share that is too large
-STIFFNESS = 30.0  # what is added to the price, times the share that is too large: it damps the price's swings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,81 +86,6 @@ def window_order(windows: Windows, batch: int, step: int, seed: int) -> Int[np.n
     return np.array(chosen)
 
 
-class Student:
-    """The compiled functions of a model with predictors, and its arrays on all devices."""
-
-    def __init__(self, model: LayeredModel, scales: list[Scales], settings: DistilSettings) -> None:
-        self.eps, self.settings = model.config.norm_eps, settings
-        mesh = Mesh(np.array(jax.devices()), ("data",))
-        self.by_row, self.everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
-        put = partial(jax.device_put, device=self.everywhere)
-        low = jnp.bfloat16 if settings.products == "bfloat16" else jnp.float32
-        self.scales = [put(s) for s in scales]
-        self.layers = [
-            put(jax.tree.map(lambda a: a.astype(low) if a.ndim == 2 else a, state)) for state in model.layers
-        ]
-        self.embed, self.head = put(model.embed), put(model.head._replace(table=model.head.table.astype(low)))
-        layer = partial(student_layer, model.graph, rounding=True)
-        self._plain = jax.jit(with_products(layer, settings.products))
-
-        def ahead(state: Any, w: Weights, s: Scales, x: Array, before: Array | None) -> Any:
-            rounded = with_products(layer, settings.products)
-            return jax.vjp(lambda w, x, before: rounded(state, w, s, x, before), w, x, before)
-
-        self._ahead = jax.jit(ahead)
-        self._back = jax.jit(lambda pull, out: pull(out))
-        self._head = jax.jit(partial(_head_loss, self.eps, settings.products))
-        self._head_grad = jax.jit(
-            jax.value_and_grad(partial(_head_loss, self.eps, settings.products), argnums=2, has_aux=True)
-        )
-
-    def put(self, rows: np.ndarray) -> Array:
-        """Return an array shared out by windows."""
-        return jax.device_put(rows, self.by_row)
-
-    def gradient(
-        self,
-        weights: list[Weights],
-        ids: np.ndarray,
-        y: np.ndarray,
-        prices: Float[np.ndarray, " B"],
-        offset: int,
-    ) -> tuple[list[Weights], np.ndarray, np.ndarray]:
-        """Return the gradient of mean(divergence + price * share), each window's divergence, and its share."""
-        x, before, pulls, shares = self.embed[self.put(ids)], None, [], []
-        for state, w, s in zip(self.layers, weights, self.scales, strict=True):
-            (x, before, share), pull = self._ahead(state, w, s, x, before)
-            pulls.append(pull)
-            shares.append(share)
-        (_, found), grad = self._head_grad(self.head, self.put(y[:, offset::STRIDE]), x[:, offset::STRIDE])
-        grad_x = jnp.zeros_like(x).at[:, offset::STRIDE].set(grad)
-        grad_after = jnp.zeros_like(x)
-        price = self.put((prices / len(prices) / len(pulls)).astype(np.float32))
-        grads: list[Weights] = []
-        for pull in reversed(pulls):
-            own, grad_x, grad_after = self._back(pull, (grad_x, grad_after, price))
-            grads.append(own)
-        return grads[::-1], np.asarray(found), np.mean(jax.device_get(shares), axis=0)
-
-    def measure(
-        self, weights: list[Weights], ids: np.ndarray, y: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return each window's divergence and share."""
-        x, before, shares = self.embed[self.put(ids)], None, []
-        for state, w, s in zip(self.layers, weights, self.scales, strict=True):
-            x, before, share = self._plain(state, w, s, x, before)
-            shares.append(share)
-        _, found = self._head(self.head, self.put(y[:, ::STRIDE]), x[:, ::STRIDE])
-        return np.asarray(found), np.mean(jax.device_get(shares), axis=0)
-
-
-def _head_loss(eps: float, products: str, head: Any, y: Array, x: Array) -> tuple[Array, Array]:
-    """Return the mean divergence, and each window's."""
-    flat = [a.astype(jnp.float32).reshape(-1, a.shape[-1]) for a in (y, x)]
-    found = divergence(eps, head, *flat, products=products).reshape(x.shape[:2]).mean(1)
-    return found.mean(), found
-
-
 def held_out(
     student: Student, weights: list[Weights], windows: Windows, outputs: np.ndarray, batch: int
 ) -> HeldOut:
@@ -214,7 +131,7 @@ def distil(
     sizes = output_sizes(model, train[0])
     starts = [begin(f, s, float(c), rank) for f, s, c in zip(fitted, input_scales, cuts, strict=True)]
     scales = [s._replace(output=jnp.float32(size)) for (_, s), size in zip(starts, sizes, strict=True)]
-    student = Student(model, scales, settings)
+    student = Student(model, scales, settings.products)
     batch = -(-settings.batch // len(jax.devices())) * len(jax.devices())
     y = train[1].reshape(*train[0].ids.shape, -1)
     optimiser = _optimiser(settings.rate, settings.steps)
@@ -290,52 +207,6 @@ def _restored(checkpoints: Checkpoints, run: _Run, student: Student) -> _Run:
         step=int(saved["step"]),
         prices=np.array(saved["prices"]),
     )
-
-
-class Price:
-    """The price of a touched neuron for each kind of text, moved until the kind touches the wanted share.
-
-    Attributes:
-        values: price and lately touched share of each kind, [2, K].
-    """
-
-    def __init__(self, kinds: list[str], share: float, values: np.ndarray) -> None:
-        self.kinds, self.share, self.values = kinds, share, values
-
-    @classmethod
-    def start(cls, kinds: list[str], shares: dict[str, float], share: float) -> Price:
-        """Return the first prices."""
-        return cls(
-            kinds, share, np.array([[START_PRICE] * len(kinds), [shares.get(k, share) for k in kinds]])
-        )
-
-    def of(self, kinds: list[str]) -> Float[np.ndarray, " B"]:
-        """Return the price of each window; below zero where less than the share is touched."""
-        paid = self.values[0] + STIFFNESS * (self.values[1] - self.share)
-        return np.array([paid[self.kinds.index(kind)] for kind in kinds])
-
-    def move(self, kinds: list[str], shares: Float[np.ndarray, " B"]) -> None:
-        """Take note of the shares that the windows of a step touched."""
-        self.values = self.values.copy()
-        for kind, share in zip(kinds, shares, strict=True):
-            at = self.kinds.index(kind)
-            self.values[0, at] += PRICE_RATE * (share - self.share)
-            self.values[1, at] += LATELY * (share - self.values[1, at])
-
-
-def output_sizes(model: LayeredModel, windows: Windows) -> Float[np.ndarray, " L"]:
-    """Return the mean size of an element of each FFN's output, over a window; its first token is unlike all others."""
-    x, sizes = embed(model, windows.ids[:1]), []
-    for state in model.layers:
-        x, size = _output_size(model.graph, state, x)
-        sizes.append(float(size))
-    return np.array(sizes)
-
-
-@partial(jax.jit, static_argnums=0)
-def _output_size(graph: Any, state: Any, x: Array) -> tuple[Array, Array]:
-    after, _, x = block_parts(nnx.merge(graph, state), x)
-    return x, jnp.abs(x - after)[:, 1:].mean()
 
 
 def _fitted(w: Weights, s: Scales, before: Fitted) -> Fitted:

@@ -77,18 +77,27 @@ def begin(fitted: Fitted, scale: np.ndarray, cut: float, rank: int) -> tuple[Wei
     def units(a: np.ndarray) -> np.ndarray:
         return np.pad(a, [(0, rank - own)] + [(0, 0)] * (a.ndim - 1))
 
+    def array(a: Any) -> Array:
+        return jnp.asarray(a, jnp.float32)
+
     hidden = units(fitted.fc1_bias + fitted.fc1 @ fitted.mean)
     hidden_mean = np.maximum(hidden, 0)  # about: the input's mean is taken out of it
     weights = Weights(
-        fc1=units(fitted.fc1 * scale[None]),
-        fc1_bias=hidden,
-        fc2=units(fitted.fc2.T).T,
-        bias=fitted.bias - cut + fitted.fc2 @ hidden_mean[:own],
-        rest=np.zeros((dim, rank)),
-        rest_bias=np.zeros(dim),
+        fc1=array(units(fitted.fc1 * scale[None])),
+        fc1_bias=array(hidden),
+        fc2=array(units(fitted.fc2.T).T),
+        bias=array(fitted.bias - cut + fitted.fc2 @ hidden_mean[:own]),
+        rest=jnp.zeros((dim, rank), jnp.float32),
+        rest_bias=jnp.zeros(dim, jnp.float32),
     )
-    fixed = Scales(fitted.mean, scale, hidden_mean, np.ones(()), units(np.ones(own)))
-    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), (weights, fixed))
+    fixed = Scales(
+        mean=array(fitted.mean),
+        scale=array(scale),
+        hidden=array(hidden_mean),
+        output=jnp.float32(1),
+        units=array(units(np.ones(own))),
+    )
+    return weights, fixed
 
 
 def stored(w: Weights, s: Scales, *, rounding: bool) -> Weights:

@@ -75,12 +75,13 @@ def rounded_product(a: Any, b: Any, dimensions: Any) -> Any:
     """
     shape = jax.ShapeDtypeStruct(a.shape, jnp.float32)
 
-    def low(*values: Any) -> list[Any]:
-        return [v.astype(jnp.bfloat16) for v in values]
+    def low(a: Any, b: Any) -> tuple[Any, Any]:
+        return a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
 
     @jax.custom_vjp
     def product(a: Any, b: Any) -> Any:
-        return jax.lax.dot_general(*low(a, b), dimensions, preferred_element_type=jnp.float32)
+        a, b = low(a, b)
+        return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
     def forward(a: Any, b: Any) -> Any:
         return product(a, b), low(a, b)
@@ -89,12 +90,13 @@ def rounded_product(a: Any, b: Any, dimensions: Any) -> Any:
         a, b = (v.astype(jnp.float32) for v in kept)
 
         def of_a(b: Any, grad: Any) -> Any:
-            return jax.linear_transpose(lambda a: jax.lax.dot_general(a, b, dimensions), shape)(grad)[0]
+            transposed: Any = jax.linear_transpose(lambda a: jax.lax.dot_general(a, b, dimensions), shape)
+            return transposed(grad)[0]
 
         closed = jax.make_jaxpr(of_a)(b, grad)
         (grad_a,) = _evaluate(closed, [b, grad])
-        (grad_b,) = jax.linear_transpose(lambda b: jax.lax.dot_general(a, b, dimensions), b)(grad)
-        return grad_a, grad_b
+        of_b: Any = jax.linear_transpose(lambda b: jax.lax.dot_general(a, b, dimensions), b)
+        return grad_a, of_b(grad)[0]
 
     product.defvjp(forward, backward)
     return product(a, b)

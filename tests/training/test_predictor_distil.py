@@ -11,16 +11,10 @@ import pytest
 from kairox_jax.models import Decoder, normalise
 from training.forward import LayeredModel, layered
 from training.predictor_data import block_parts
-from training.predictor_distil import (
-    STRIDE,
-    Distilled,
-    DistilSettings,
-    Price,
-    Student,
-    distil,
-    window_order,
-)
+from training.predictor_distil import Distilled, DistilSettings, distil, window_order
 from training.predictor_fit import Fitted
+from training.predictor_price import Price
+from training.predictor_step import STRIDE, Student
 from training.predictor_student import begin, divergence, student_layer
 from training.texts import Windows
 
@@ -79,7 +73,7 @@ def test_the_gradient_is_that_of_the_whole_function(
         return total + divergence(model.config.norm_eps, model.head, *pair, products="float32").mean()
 
     want = jax.jit(jax.grad(whole))(weights)
-    got, found, share = Student(model, scales, settings()).gradient(
+    got, found, share = Student(model, scales, "float32").gradient(
         weights, windows.ids[rows], y[rows], prices, 1
     )
     assert found.shape == share.shape == (2,) and (0 < share).all() and (share < 1).all()
