@@ -81,7 +81,7 @@ def reference(model: Path, ids: np.ndarray, predictors: Predictors) -> tuple[np.
         kept = hidden @ fc2.T + part.bias >= part.threshold
         kept[:PROMPT] = True
         shares.append(kept[PROMPT:].mean())
-        if part.rest is None:
+        if part.rest is None or part.rest_bias is None:
             return kept
         rest = hidden @ part.rest.dequantize().astype(np.float64).T + part.rest_bias
         rest[:PROMPT] = 0

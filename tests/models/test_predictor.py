@@ -19,11 +19,12 @@ D, F, R = 64, 80, 32
 def test_module_and_host_agree_with_numpy(
     rng: np.random.Generator, norm: str, biased: bool, rest: bool, format: str
 ) -> None:
-    biases = {"fc1_bias": rng.normal(size=R), "bias": rng.normal(size=F)} if biased else {}
+    fc1_bias, bias = (rng.normal(size=n).astype(np.float32) if biased else None for n in (R, F))
     part = LayerPredictor(
         fc1=pack_rows(rng.normal(size=(R, D)), format),
         fc2=pack_rows(rng.normal(size=(F, R)), format),
-        **{name: values.astype(np.float32) for name, values in biases.items()},
+        fc1_bias=fc1_bias,
+        bias=bias,
         rest=pack_rows(rng.normal(size=(D, R)), format) if rest else None,
         rest_bias=rng.normal(size=D).astype(np.float32) if rest else None,
     )

@@ -122,7 +122,9 @@ def test_bytes_of_a_token(rng: np.random.Generator) -> None:
     assert bytes_per_token(Mode(name="d", rule="dense"), 1.0, SIZES) == dense
     assert bytes_per_token(Mode(name="e", rule="active"), 0.25, SIZES) == dense * (2 / 3 + 0.25 / 3)
     predicted = Mode(name="p", rule="predicted", predictors=predictors)
-    each = 4 * 32 * 16 + 4 * 40 * 32 + 2 * 40 + 4 * 16 * 32 + 2 * 16  # the last two: what stands in for the rest
+    each = (
+        4 * 32 * 16 + 4 * 40 * 32 + 2 * 40 + 4 * 16 * 32 + 2 * 16
+    )  # the last two: what stands in for the rest
     assert bytes_per_token(predicted, 0.5, SIZES) == dense / 2 + 3 * each
 
 
