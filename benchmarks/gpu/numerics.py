@@ -140,7 +140,8 @@ def values64(
 ) -> np.ndarray:
     """Return each neuron's value from its products; ``first`` is the gate's, or the up's without gate."""
     if rule == "silu":
-        return np.where(np.abs(silu) > threshold, silu, 0.0)
+        size = np.abs(silu)
+        return np.sign(silu) * np.clip(3 * (size - threshold), 0, size)  # in part up to 1.5 thresholds
     if rule == "fatrelu":
         return np.where(first > threshold, first, 0.0) * (1.0 if up is None else up)
     positive = np.maximum(first, 0.0)
