@@ -17,6 +17,7 @@ ROUNDED = 5e-3  # of a product, against the unrounded one, relative
 FFN_ROUNDED = 8e-3  # gate and up err independently: the square root of two times a product's error
 SUMS = 1e-6  # against the same with rounded inputs
 FORMATS = ("q8_0", "q4_0", "q4_1")
+pytestmark = pytest.mark.slow  # many forms to compile
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
