@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 from benchmarks.machine import facts
 from benchmarks.spread import paired_ratios, spread
 from kairox_jax.balancing import POLICIES, make_policy
+from kairox_jax.engine.forecast import Forecasted
 from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.hybrid import Hybrid
 from kairox_jax.engine.link import EmulatedLink
@@ -47,9 +48,9 @@ class Played:
         self.active = [trace.active(step) for step in range(trace.num_steps)]
         self.step = 0
 
-    def __call__(self, layer: int, x: np.ndarray) -> np.ndarray:
-        """Return what the layer computes, bool [1, F]."""
-        return self.active[self.step][layer][None]
+    def __call__(self, layer: int, x: np.ndarray) -> Forecasted:
+        """Return what the layer computes."""
+        return Forecasted(self.active[self.step][layer][None], None)
 
 
 def write_model(folder: Path) -> None:

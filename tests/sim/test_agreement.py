@@ -17,6 +17,7 @@ import pytest
 from kairox_jax.balancing import POLICIES, Costs, Times, initial_residents, share_slots
 from kairox_jax.cli import main
 from kairox_jax.config import PlacementConfig
+from kairox_jax.engine.forecast import Forecasted
 from kairox_jax.engine.link import Link, LinkCost
 from kairox_jax.engine.loading import build_policy
 from kairox_jax.engine.meter import Meter
@@ -217,7 +218,7 @@ class Played:
         self.trace, self.step = trace, 0
 
     def __call__(self, layer: int, x: Any) -> Any:
-        return self.trace.active(self.step)[layer][None]
+        return Forecasted(self.trace.active(self.step)[layer][None], None)
 
 
 # Transfers that all arrive within a layer, and transfers that none does, but before the next step.
