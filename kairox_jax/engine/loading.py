@@ -208,7 +208,7 @@ def make_plan(
     if mode == "dense":
         if placement.gpu_cache_neurons is not None:
             raise ValueError(
-                "--gpu-cache-neurons has no effect with --mode dense, which keeps every neuron on the device: "
+                "--gpu-cache-neurons has no effect with --mode dense, which computes every neuron in one place: "
                 "leave it out, or use --mode exact"
             )
         placement = replace(placement, gpu_cache_neurons=config.num_neurons)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
 
 
 class FormatError(ValueError):
@@ -14,7 +15,8 @@ class FormatError(ValueError):
     """
 
     def __init__(self, path: str | PathLike[str], field: str, problem: str) -> None:
-        super().__init__(f"{path}: {field}: {problem}")
+        place = f"{path}" if Path(path).name == field else f"{path}: {field}"
+        super().__init__(f"{place}: {problem}")
         self.path = path
         self.field = field
 

@@ -101,6 +101,7 @@ def test_silu_values_just_over_the_threshold_count_in_part(rng, batch: int, rows
     assert relative_error(out, wants[1]) > 1e-3, "some values must lie in the ramp"
 
 
+@pytest.mark.slow  # many forms to compile
 @pytest.mark.parametrize(("name", "num"), [case for case in CASES if case[0] != "f32"])
 @pytest.mark.parametrize("batch", [1, 3, MAX_BATCH])
 @pytest.mark.parametrize(("rows", "rule"), [(3, Rule.SILU), (3, Rule.RELU), (2, Rule.RELU2)])

@@ -50,6 +50,7 @@ def test_shutdown_gives_every_stream_an_end(scripted_model: Path, tmp_path: Path
             check_error(*server.json("POST", "/v1/completions", {"prompt": "A"}), 503)
         thread.join(60)
         assert server.process.wait(30) == 0
+        assert f"running requests may take up to {grace} s" in server.log.read_text()
         events = [line for line in lines if line.startswith("data:")]
         if grace == "60":
             assert events[-1] == "data: [DONE]\n"
