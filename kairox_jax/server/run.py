@@ -36,7 +36,9 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End streams within the grace time; a second signal ends them at once."""
         settings, worker = self._service.settings, self._service.worker
-        logger.info("closing: running requests may take up to %g s; Ctrl-C again ends them now", settings.grace_s)
+        logger.info(
+            "closing: running requests may take up to %g s; Ctrl-C again ends them now", settings.grace_s
+        )
         drained = asyncio.ensure_future(
             asyncio.to_thread(worker.close, finish=True, grace_s=settings.grace_s, patience_s=LAST_EVENTS_S)
         )
