@@ -25,7 +25,7 @@ from kairox_jax.balancing.ranking import best_of, some_best, some_worst
 
 CLIP, RATE = 0.25, 0.05  # of the robust correction of costs, in units of log(measured / forecast)
 IDLE_TURN = 16  # a layer looks for moves over an idle link once in so many steps
-LIKELY_PRICE = 1.0  # the least of `price` where nothing is foreseen: a seventh of the loads for 1 % more time
+LIKELY_PRICE = 1.0  # the least of `price` where nothing is foreseen: far fewer loads for hardly more time
 REFIT_TURN = 4  # and corrects the costs once in so many
 
 

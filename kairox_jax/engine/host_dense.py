@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -12,7 +11,7 @@ from kairox_jax.engine.dense_part import device_norm
 from kairox_jax.engine.programs import cache_length, split_module
 from kairox_jax.host import AttentionWeights, HostAttention, host_formats, host_norm, matvec
 from kairox_jax.io import Checkpoint
-from kairox_jax.models import KVCache, load_attention, load_down_biases, load_norm, rotary_frequencies
+from kairox_jax.models import load_attention, load_down_biases, load_norm, rotary_frequencies
 from kairox_jax.quant import PackedRows
 
 
@@ -132,17 +131,7 @@ class HostDense:
         matvec(h, self.output, logits, activations=self.activations)
         return logits
 
-    def cache(self, layer: int, row: int) -> tuple[KVCache, None]:
-        """Return a copy of one sequence's cache for the prefill, which donates it."""
-        rows = slice(row, row + 1)
-        return KVCache(jnp.array(self.keys[layer, rows]), jnp.array(self.values[layer, rows])), None
-
     def copy_row(self, source: int, target: int, end: int) -> None:
         """Copy the first ``end`` positions of one row of the cache to another."""
         self.keys[:, target, :, :end] = self.keys[:, source, :, :end]
         self.values[:, target, :, :end] = self.values[:, source, :, :end]
-
-    def put_cache(self, layer: int, cache: KVCache, row: int, *, start: int, end: int) -> None:
-        """Copy the new positions ``start`` .. ``end - 1`` back to that row."""
-        self.keys[layer, row, :, start:end] = np.asarray(cache.k[0, :, start:end])
-        self.values[layer, row, :, start:end] = np.asarray(cache.v[0, :, start:end])
