@@ -18,7 +18,7 @@ from kairox_jax.io.grouping import Grouping, check_group_size, save_grouping
 from kairox_jax.io.profile import check_fingerprint, load_profile
 from kairox_jax.io.trace import read_trace
 from training.coactivation import layer_sets
-from training.grouping import Cohesion, group_layers
+from training.grouping import Cohesion, group_layers, require_metis
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
     if len(packed) > options.tokens:  # spread over the whole source
         packed = packed[np.linspace(0, len(packed) - 1, options.tokens).astype(int)]
     layers = packed.shape[1]
+    require_metis()
 
     def sets_of(layer: int) -> np.ndarray:
         return layer_sets(packed, layer, neurons)

@@ -166,7 +166,7 @@ def partition(
     order = np.argsort(ends, kind="stable")
     both = np.concatenate([whole, whole])[order]
     starts = np.searchsorted(ends[order], np.arange(num_neurons + 1))
-    metis = _metis()
+    metis = require_metis()
     graph = metis.CSRAdjacency(starts.tolist(), others[order].tolist())
     _, parts = metis.part_graph(num_neurons // size, graph, eweights=both.tolist())
     return balance(np.asarray(parts), low, high, whole, size)
@@ -219,7 +219,12 @@ def _neighbours(
     return result
 
 
-def _metis() -> Any:
+def require_metis() -> Any:
+    """Return the module pymetis.
+
+    Raises:
+        ValueError: it is not installed.
+    """
     try:
         return import_module("pymetis")
     except ImportError:

@@ -80,6 +80,8 @@ def add_flags(parser: argparse.ArgumentParser, groups: Mapping[str, Sequence[Fla
         group = parser.add_argument_group(title)
         for flag in flags:
             _add(group, flag)
+    if parser.epilog is None:
+        parser.epilog = "A flag wins over its KAIROX_ variable, which wins over the default."
     parser.set_defaults(flags=tuple(flag for flags in groups.values() for flag in flags))
 
 

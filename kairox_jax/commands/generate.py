@@ -94,6 +94,8 @@ def run(args: argparse.Namespace, engine_api: Any | None = None) -> int:
     prompt = read_prompt(args)
     if args.trace_out is not None and not Path(args.trace_out).absolute().parent.is_dir():
         raise UsageError(f"--trace-out {args.trace_out}: its folder does not exist; create it first")
+    if args.trace_out is not None and args.mode == "dense":
+        raise UsageError("--trace-out needs the active neurons, which --mode dense does not tell: use exact")
     engine = start_engine(args, engine_api)
     try:
         if args.json:

@@ -152,9 +152,9 @@ REPLAY_FLAGS = (
     Flag(
         dest="prior",
         names=("--prior",),
-        metavar="TRACE",
+        metavar="FILE",
         default="auto",
-        help="a trace whose frequencies are the profile, none, or auto: the other traces",
+        help="the activation profile: a file of `kairox profile`, a trace, none, or auto (the other traces)",
     ),
     Flag(
         dest="grouping",

@@ -230,4 +230,7 @@ def make_plan(
         remedy="raise --vram-budget, lower --ctx-size, or use --mode exact" if mode == "dense" else REMEDY,
         what="the whole model, which dense computes" if mode == "dense" else None,
     )
-    return replace(plan, reason="--mode dense keeps all of them") if mode == "dense" else plan
+    if mode != "dense":
+        return plan
+    here = "; without one, host kernels read them where they are" if device.platform == "cpu" else ""
+    return replace(plan, reason=f"--mode dense keeps all of them on an accelerator{here}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
+from kairox_jax.io.profile import load_profile
 from kairox_jax.io.trace import Trace, read_trace
 
 PROFILE_FRAC = 0.25  # of a lone trace, used as its profile and then not replayed
@@ -36,18 +39,36 @@ def choose_priors(traces: list[Trace], source: str) -> tuple[list[np.ndarray | N
 
     Args:
         traces: of one model.
-        source: "auto" (the other traces; a lone trace starts neutral), "none", or the path of a trace.
+        source: "auto" (the other traces; a lone trace starts neutral), "none", or the path of a profile or trace.
 
     Raises:
-        ValueError: the path holds no trace of the same model.
+        ValueError: the path holds no profile or trace of the same model.
     """
     if source == "none" or (source == "auto" and len(traces) == 1):
-        return [None] * len(traces), "no activation profile: neutral start (give --prior TRACE)"
+        return [None] * len(traces), "no activation profile: neutral start (give --prior FILE)"
     if source == "auto":
         return priors_from_others(traces), "activation profile of each trace: the other traces"
-    profile = read_trace(source)
-    check_same_model([traces[0], profile])
-    return [profile.frequencies()] * len(traces), f"activation profile: {profile.name}"
+    return [_frequencies(source, traces[0])] * len(traces), f"activation profile: {Path(source).name}"
+
+
+def _frequencies(source: str, trace: Trace) -> np.ndarray:
+    """Return the frequencies of a profile or trace of the same model, float32 [L, F]."""
+    try:
+        with np.load(source, allow_pickle=False) as file:
+            is_profile = "frequency" in file.files
+    except (OSError, ValueError, EOFError):
+        is_profile = False  # what is wrong with it, reading it as a trace says
+    if not is_profile:
+        other = read_trace(source)
+        check_same_model([trace, other])
+        return other.frequencies()
+    profile = load_profile(source)
+    if profile.frequency.shape != (trace.num_layers, trace.num_neurons):
+        raise ValueError(
+            f"profile {source} is of {profile.num_layers} x {profile.num_neurons} neurons, trace {trace.name} of "
+            f"{trace.num_layers} x {trace.num_neurons}: take the profile of the trace's model"
+        )
+    return profile.frequency
 
 
 def profiled(traces: list[Trace]) -> tuple[list[Trace], list[np.ndarray | None], str]:
