@@ -31,11 +31,14 @@ demo: install
 	$(BIN)/kairox generate -m smollm2-135m -p "Once upon a time, in a small village by the sea," -n 64 --temperature 0 \
 	  --mode exact --policy guide --gpu-cache-neurons 512
 
+# Files run side by side, in as many processes as there are cores, four at most: each takes some GB.
+PYTEST := -m pytest -n auto --maxprocesses 4 --dist loadfile
+
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python $(PYTEST)
 
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python $(PYTEST) -m "not slow"
 
 $(PARITY_VENV)/.installed:
 	@test -n "$(PARITY_PYTHON)" || { echo "error: no Python 3.11 found; install python3.11 or pass PARITY_PYTHON=/path/to/python" >&2; exit 2; }

@@ -97,7 +97,13 @@ class Activations:
 
 
 def collect(
-    model: LayeredModel, windows: Windows, folder: Path, *, batch: int, tick: Callable[[int], object]
+    model: LayeredModel,
+    windows: Windows,
+    folder: Path,
+    *,
+    batch: int,
+    tick: Callable[[int], object],
+    outputs_only: bool = False,
 ) -> Activations:
     """Run the dense model over windows and write every layer's files; go on where a killed pass stopped.
 
@@ -107,6 +113,7 @@ def collect(
         folder: for the files.
         batch: windows run at a time.
         tick: called with the windows done.
+        outputs_only: write what the output matrix reads, and nothing of the layers.
 
     Raises:
         ValueError: an activation is not finite.
@@ -124,8 +131,8 @@ def collect(
         return [np.lib.format.open_memmap(name, mode, dtype, (num, width)) for name in names]
 
     feeding = max(1, config.num_layers - 1)  # the last layer's stream feeds no predictor
-    xs = files("x", np.float16, config.d_model, feeding)
-    zs = files("z", np.uint8, config.num_neurons, config.num_layers)
+    xs = files("x", np.float16, config.d_model, 0 if outputs_only else feeding)
+    zs = files("z", np.uint8, config.num_neurons, 0 if outputs_only else config.num_layers)
     (ys,) = files("y", np.float16, config.d_model, 1)
     at = 0
     for index, (_, rows) in enumerate(batches(windows, batch)):
@@ -134,7 +141,8 @@ def collect(
             x = embed(model, windows.ids[rows])
             for layer, state in enumerate(model.layers):
                 x, normalised, code = _collect_layer(model.graph, state, x)
-                zs[layer][start:at] = np.asarray(code).reshape(at - start, -1)
+                if layer < len(zs):
+                    zs[layer][start:at] = np.asarray(code).reshape(at - start, -1)
                 if layer < len(xs):
                     xs[layer][start:at] = np.asarray(normalised).reshape(at - start, -1)
             if not np.isfinite(np.asarray(x)).all():

@@ -115,7 +115,7 @@ def distil(
 
     Args:
         model: the dense model.
-        fitted: each layer's predictor, trained alone.
+        fitted: each layer's predictor, trained alone or together before.
         input_scales: standard deviation of each layer's input, [D].
         cuts: each layer's threshold, with which training begins.
         train: windows, and what the dense model's output matrix reads there, float16 [N, D].
@@ -129,8 +129,11 @@ def distil(
     """
     rank = max(len(part.fc1) for part in fitted)
     sizes = output_sizes(model, train[0])
-    starts = [begin(f, s, float(c), rank) for f, s, c in zip(fitted, input_scales, cuts, strict=True)]
-    scales = [s._replace(output=jnp.float32(size)) for (_, s), size in zip(starts, sizes, strict=True)]
+    starts = [
+        begin(f, s, float(c), rank, float(size))
+        for f, s, c, size in zip(fitted, input_scales, cuts, sizes, strict=True)
+    ]
+    scales = [s for _, s in starts]
     student = Student(model, scales, settings.products)
     batch = -(-settings.batch // len(jax.devices())) * len(jax.devices())
     y = train[1].reshape(*train[0].ids.shape, -1)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from training.predictor_thresholds import Choice
 
 
+FIT_FIGURES = ("steps", "first_loss", "held_out_loss")  # of a layer that was fitted by itself
+
+
 def describe(
     predictors: Predictors,
     choice: Choice,
@@ -27,15 +30,14 @@ def describe(
     source: Any,
     windows: dict[str, Windows],
     options: argparse.Namespace,
+    given: Predictors | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the facts for the predictors' own file, and the longer report."""
+    """Return the facts for the predictors' own file, and the longer report; ``given`` are those gone on from."""
     layers = [
         {
             "rank": part.figures["rank"],
             "bytes": packed.nbytes,
-            "steps": part.figures["steps"],
-            "first_loss": round(part.figures["first_loss"], 4),
-            "held_out_loss": round(part.figures["held_out_loss"], 4),
+            **{name: round(part.figures[name], 4) for name in FIT_FIGURES if name in part.figures},
             "share": round(float(share), 4),
         }
         for part, packed, share in zip(fitted, predictors.layers, choice.shares, strict=True)
@@ -54,6 +56,10 @@ def describe(
     }
     if (distilled := fitted[0].figures.get("distilled")) is not None:
         meta["end_to_end"] = {name: round(float(value), 4) for name, value in distilled.items()}
+    if given is not None:
+        meta["started_from"] = {
+            name: given.meta.get(name) for name in ("command", "end_to_end", "started_from")
+        }
     report = {
         **{key: value for key, value in meta.items() if key != "curve"},
         "tried": list(choice.tried),
@@ -71,7 +77,7 @@ def command(options: argparse.Namespace) -> str:
         *(Path(path).name for path in options.text),
     ]
     for key in sorted(options.given - {"out", "work", "text_only", "debug"}):
-        value = getattr(options, key)
+        value = Path(options.start).name if key == "start" else getattr(options, key)
         words += [f"--{key.replace('_', '-')}", value if isinstance(value, str) else f"{value:g}"]
     return shlex.join([*words, "--text-only"] if options.text_only else words)
 
@@ -80,9 +86,11 @@ def table(report: dict[str, Any]) -> str:
     """Return the layers' figures as lines of text."""
     lines = ["layer  rank    kB  held-out loss: first  trained  share"]
     for index, row in enumerate(report["layers"]):
+        first, trained = (
+            f"{row[name]:.4f}" if name in row else "-" for name in ("first_loss", "held_out_loss")
+        )
         lines.append(
-            f"{index:5}  {row['rank']:4}  {row['bytes'] / 1e3:4.0f}  {row['first_loss']:20.4f}  "
-            f"{row['held_out_loss']:7.4f}  {row['share']:5.3f}"
+            f"{index:5}  {row['rank']:4}  {row['bytes'] / 1e3:4.0f}  {first:>20}  {trained:>7}  {row['share']:5.3f}"
         )
     if (together := report.get("end_to_end")) is not None:
         lines.append(

@@ -63,14 +63,15 @@ def rounded(rows: Float[Array, "rows n"]) -> Float[Array, "rows n"]:
     return straight_through((level * scale).reshape(rows.shape), rows)
 
 
-def begin(fitted: Fitted, scale: np.ndarray, cut: float, rank: int) -> tuple[Weights, Scales]:
-    """Return where a layer begins: its trained predictor with the threshold 0, and no estimate of the rest.
+def begin(fitted: Fitted, scale: np.ndarray, cut: float, rank: int, output: float) -> tuple[Weights, Scales]:
+    """Return where a layer begins: its trained predictor with the threshold 0, and its estimate of the rest if any.
 
     Args:
         fitted: the trained predictor.
         scale: standard deviation of its input, [D].
         cut: its threshold.
         rank: of all layers; what the predictor has less is padded.
+        output: size of the layer's output, the unit of the estimate.
     """
     own, dim = fitted.fc1.shape
 
@@ -82,19 +83,21 @@ def begin(fitted: Fitted, scale: np.ndarray, cut: float, rank: int) -> tuple[Wei
 
     hidden = units(fitted.fc1_bias + fitted.fc1 @ fitted.mean)
     hidden_mean = np.maximum(hidden, 0)  # about: the input's mean is taken out of it
+    rest = np.zeros((dim, own)) if fitted.rest is None else fitted.rest / output
+    rest_bias = np.zeros(dim) if fitted.rest_bias is None else fitted.rest_bias / output
     weights = Weights(
         fc1=array(units(fitted.fc1 * scale[None])),
         fc1_bias=array(hidden),
         fc2=array(units(fitted.fc2.T).T),
         bias=array(fitted.bias - cut + fitted.fc2 @ hidden_mean[:own]),
-        rest=jnp.zeros((dim, rank), jnp.float32),
-        rest_bias=jnp.zeros(dim, jnp.float32),
+        rest=array(units(rest.T).T),
+        rest_bias=array(rest_bias + rest @ hidden_mean[:own]),
     )
     fixed = Scales(
         mean=array(fitted.mean),
         scale=array(scale),
         hidden=array(hidden_mean),
-        output=jnp.float32(1),
+        output=jnp.float32(output),
         units=array(units(np.ones(own))),
     )
     return weights, fixed

@@ -17,7 +17,8 @@ from tqdm import tqdm
 from kairox_jax.io.predictor_file import pack_rows
 from kairox_jax.io.predictors import LayerPredictor, Predictors
 from kairox_jax.io.sparsity import fingerprint
-from kairox_jax.models import Decoder, load_decoder
+from kairox_jax.models import Decoder, find_predictors, load_decoder
+from kairox_jax.quant import PackedRows
 from training.evaluate import Mode, run_modes
 from training.evaluate_figures import layer_figures, mode_figures, row_sizes
 from training.forward import LayeredModel, layered
@@ -25,6 +26,7 @@ from training.predictor_choose import MOST_RANK, RANK_STEP, choose_ranks
 from training.predictor_data import Activations, collect, decode_square, neuron_weights, write_json
 from training.predictor_distil import DistilSettings, distil
 from training.predictor_fit import PROBE_TOKENS, FitSettings, Fitted, Start, fit_layer, regress
+from training.predictor_report import FIT_FIGURES
 from training.predictor_thresholds import FAMILIES, Choice, choose_thresholds, model_thresholds
 from training.predictor_time import forecast_ms_per_layer
 from training.texts import Windows
@@ -75,6 +77,7 @@ class Trainer:
     def __init__(self, source: Any, windows: dict[str, Windows], options: argparse.Namespace) -> None:
         self.source, self.windows, self.options = source, windows, options
         self.config = source.config
+        self.given = None if options.start is None else find_predictors(source, options.start)
         self.work: Path = options.out / "predictors.work" if options.work is None else Path(options.work)
         self._claim()
 
@@ -98,6 +101,7 @@ class Trainer:
         facts = {
             "model": fingerprint(self.source),
             "text": ids,
+            "start": None if self.given is None else self.given.meta.get("fingerprint"),
             **{n: getattr(self.options, n) for n in names},
         }
         file = self.work / "run.json"
@@ -113,13 +117,17 @@ class Trainer:
     def run(self) -> tuple[Predictors, Choice, list[Fitted]]:
         """Do what is not done yet, then choose thresholds."""
         decoder = self.decoder = load_decoder(self.source)
-        train, held, weights = self._activations(layered(decoder))
-        starts = [self._start(train, weights, layer) for layer in range(self.config.num_layers)]
-        ranks = self._ranks(starts)
-        fitted = self._fit(train, held, weights, starts, ranks)
-        choice = self._choose(decoder, fitted, held, np.log([unit for _, unit in starts]), FAMILIES)
-        if self.options.distil_steps:
+        if self.options.start is not None:
+            train, held = self._outputs(layered(decoder))
+            fitted, scales = self._given(held)
+            choice = self._choose(decoder, fitted, held, np.zeros(len(fitted)), FAMILIES[1:2])
+        else:
+            train, held, weights = self._activations(layered(decoder))
+            starts = [self._start(train, weights, layer) for layer in range(self.config.num_layers)]
+            fitted = self._fit(train, held, weights, starts, self._ranks(starts))
             scales = [start.scale for start, _ in starts]
+            choice = self._choose(decoder, fitted, held, np.log([unit for _, unit in starts]), FAMILIES)
+        if self.options.distil_steps:
             fitted = self._distil(layered(decoder), fitted, scales, choice, train, held)
             # All scores are of one price now: their thresholds move together.
             choice = self._choose(decoder, fitted, held, np.zeros(len(fitted)), FAMILIES[1:2])
@@ -216,6 +224,44 @@ class Trainer:
                 file.with_name("weights.tmp.npy").replace(file)
         return train, held, np.load(file)
 
+    def _outputs(self, model: LayeredModel) -> tuple[Activations, Activations]:
+        """Collect what training all layers together reads, and the held-out text whole, for thresholds."""
+        calibration, selection = self.windows["calibration"], self.windows["selection"]
+        total = len(calibration.ids) + len(selection.ids)
+        with tqdm(total=total, desc="outputs", unit="window", file=sys.stderr) as bar:
+            batch = self.options.batch
+            train = collect(
+                model, calibration, self.work / "train", batch=batch, tick=bar.update, outputs_only=True
+            )
+            held = collect(model, selection, self.work / "held", batch=batch, tick=bar.update)
+        return train, held
+
+    def _given(self, held: Activations) -> tuple[list[Fitted], list[np.ndarray]]:
+        """Return the predictors to go on from as trained ones, and the deviation of each layer's input."""
+        assert self.given is not None
+        if self.given.input != "adjacent" or self.given.norm != "rms":
+            raise ValueError(
+                f"--start {self.options.start}: predictors with input {self.given.input} and norm {self.given.norm} "
+                "cannot go on: train new ones"
+            )
+        fitted, scales = [], []
+        for layer, part in enumerate(self.given.layers):
+            x = held.inputs(layer).astype(np.float32)
+            fitted.append(
+                Fitted(
+                    fc1=part.fc1.dequantize(),
+                    fc1_bias=_or_zeros(part.fc1_bias, part.fc1),
+                    fc2=part.fc2.dequantize(),
+                    bias=_or_zeros(part.bias, part.fc2) - np.float32(part.threshold),
+                    mean=x.mean(0),
+                    figures=_fit_figures(self.given, layer),
+                    rest=None if part.rest is None else part.rest.dequantize(),
+                    rest_bias=part.rest_bias,
+                )
+            )
+            scales.append(x.std(0) + 1e-6)
+        return fitted, scales
+
     def _start(self, train: Activations, weights: np.ndarray, layer: int) -> tuple[Start, float]:
         """Return where a layer's training begins, and its unit of contributions; from the work folder if there."""
         file = self.work / f"start-{layer:03}.npz"
@@ -289,6 +335,18 @@ class Trainer:
                     bar.update(o.steps)
                 result.append(_load_fitted(file))
         return result
+
+
+def _or_zeros(bias: np.ndarray | None, rows: PackedRows) -> np.ndarray:
+    return np.zeros(rows.shape[0], np.float32) if bias is None else bias
+
+
+def _fit_figures(given: Predictors, layer: int) -> dict[str, Any]:
+    """Return what the given predictors' file says about the fit of a layer, and its rank."""
+    known = given.meta.get("layers")
+    figures = known[layer] if isinstance(known, list) and len(known) == len(given.layers) else {}
+    own = {name: figures[name] for name in FIT_FIGURES if name in figures}
+    return own | {"rank": given.layers[layer].fc1.shape[0]}
 
 
 def _save_fitted(file: Path, fitted: Fitted) -> None:

@@ -52,6 +52,8 @@ def check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if not (np.isfinite(value) and value > 0):
             raise ValueError(f"--{name.replace('_', '-')} {value} must be above zero, such as {example}")
+    if options.start is not None and not options.distil_steps:
+        raise ValueError("--start goes on with training all layers together: give --distil-steps above 0")
     if options.products not in PRODUCTS:
         raise ValueError(f"--products {options.products} is not one of {', '.join(PRODUCTS)}")
     for name in ("bytes", "share", "recall"):
@@ -102,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     windows = read_windows(options, source)
     trainer = Trainer(source, windows, options)
     predictors, choice, fitted = trainer.run()
-    meta, report = describe(predictors, choice, fitted, source, windows, options)
+    meta, report = describe(predictors, choice, fitted, source, windows, options, trainer.given)
     predictors = replace(predictors, meta=meta)
     report |= trainer.test(predictors)
     report["seconds"] = round(time.monotonic() - begin, 1)

@@ -42,6 +42,12 @@ FIT = (
     _flag("seed", "of the order of the tokens", whole_number, 0, "N"),
 )
 TOGETHER = (
+    Flag(
+        dest="start",
+        names=("--start",),
+        metavar="FOLDER",
+        help="go on from these predictors of the model, instead of fitting each layer by itself first",
+    ),
     _flag("distil-steps", "steps of training all layers together; 0 leaves it out", whole_number, 300, "N"),
     _flag("distil-batch", "windows of such a step", positive_number, 3, "N"),
     _flag("distil-rate", "its AdamW's step size", number, 3e-4, "X"),

@@ -17,6 +17,7 @@ from kairox_jax.config import ModelConfig
 from kairox_jax.host import rows, threads
 from kairox_jax.host.compile import kernel
 from kairox_jax.host.crew import STAGE_BYTES, clear, finish, take, wait
+from kairox_jax.host.heads import attend
 from kairox_jax.host.loops import prepare, product_share
 from kairox_jax.quant import PackedRows
 
@@ -62,29 +63,6 @@ def _rotate(vector, cos, sin):
 
 
 @kernel()
-def _attend(query, keys, values, scores, out):
-    """Mix the values of one head: query [H], keys and values [S, H], scores [S] is scratch."""
-    length, size = keys.shape
-    scale = np.float32(1) / np.float32(math.sqrt(size))
-    best = np.float32(-np.inf)
-    for s in range(length):
-        total = np.float32(0)
-        for h in range(size):
-            total += query[h] * keys[s, h]
-        scores[s] = total * scale
-        best = max(best, scores[s])
-    norm = np.float32(0)
-    for s in range(length):
-        scores[s] = np.float32(math.exp(scores[s] - best))
-        norm += scores[s]
-    out[:] = 0
-    for s in range(length):
-        weight = scores[s] / norm
-        for h in range(size):
-            out[h] += weight * values[s, h]
-
-
-@kernel()
 def _place(qkv, bqkv, cos, sin, keys, values, cache_row, position, heads):
     """Add one token's bias, turn its queries and keys, and put keys and values into the cache."""
     kv_heads, size = keys.shape[1], keys.shape[3]
@@ -100,19 +78,19 @@ def _place(qkv, bqkv, cos, sin, keys, values, cache_row, position, heads):
 
 
 @kernel()
-def _attend_task(task, qkv, keys, values, cache_rows, positions, window, scores, mixed):
-    """Attend with one head of one token."""
+def _attend_task(task, span, qkv, keys, values, cache_rows, positions, window, scores, mixed):
+    """Attend with ``span`` heads of one token that share their keys."""
     kv_heads, size = keys.shape[1], keys.shape[3]
     heads = mixed.shape[1] // size
-    b, head = task // heads, task % heads
+    b, head = task * span // heads, task * span % heads
     seen = positions[b] + 1
     first = max(0, seen - window)
-    _attend(
-        qkv[b, head * size : (head + 1) * size],
+    attend(
+        qkv[b, head * size : (head + span) * size],
         keys[cache_rows[b], head // (heads // kv_heads), first:seen],
         values[cache_rows[b], head // (heads // kv_heads), first:seen],
-        scores[task, : seen - first],
-        mixed[b, head * size : (head + 1) * size],
+        scores[task * span : (task + 1) * span],
+        mixed[b, head * size : (head + span) * size],
     )
 
 
@@ -132,7 +110,7 @@ def _merge(x, attended, bo, norm, norm_bias, eps, parallel_block, h):
 @kernel()
 def _share(
     batch, num, wqkv, wqkv_mark, bqkv, wo, wo_mark, cos, sin, keys, values, cache_rows, positions, window, width,
-    inputs, qkv, mixed, scores, attended, counters,
+    inputs, qkv, mixed, scores, attended, counters, helpers,
 ):  # fmt: skip
     """One thread's share of a block, from the prepared input to the output product."""
     size = keys.shape[3]
@@ -144,12 +122,14 @@ def _share(
         finish(counters, 1)
         b = take(counters, 1)
     wait(counters, 1, batch)
+    # Heads that share keys read them together, unless threads would be without work.
+    span = heads // keys.shape[1] if batch * keys.shape[1] >= helpers else 1
     task = take(counters, 2)
-    while task < batch * heads:
-        _attend_task(task, qkv, keys, values, cache_rows, positions, window, scores, mixed)
+    while task < batch * heads // span:
+        _attend_task(task, span, qkv, keys, values, cache_rows, positions, window, scores, mixed)
         finish(counters, 2)
         task = take(counters, 2)
-    wait(counters, 2, batch * heads)
+    wait(counters, 2, batch * heads // span)
     if take(counters, 3) == 0:
         prepare(mixed, wo_mark, width, inputs)
         finish(counters, 3)
@@ -169,7 +149,7 @@ def _front(
     for _ in prange(helpers):
         _share(
             x.shape[0], x.shape[1], wqkv, wqkv_mark, bqkv, wo, wo_mark, cos, sin, keys, values, cache_rows, positions,
-            window, width, inputs, qkv, mixed, scores, attended, counters,
+            window, width, inputs, qkv, mixed, scores, attended, counters, helpers,
         )  # fmt: skip
     _merge(x, attended, bo, ffn_norm, ffn_norm_bias, eps, parallel_block, h)
 

@@ -7,6 +7,7 @@ therefore named by a hash of all of this package's sources.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Callable
@@ -33,6 +34,24 @@ def cache_dir() -> Path:
 _CACHE_DIR = str(cache_dir())
 
 
+def _one_writer(dispatcher: Any) -> Any:
+    """Let one process at a time add to a kernel's cache.
+
+    numba numbers its files by an index that it reads before and writes after: of two processes that compile at once,
+    one could otherwise find the other's machine code under its own signature.
+    """
+    file = dispatcher._cache._cache_file
+    save = file.save
+
+    def locked(key: Any, data: Any) -> None:
+        with open(Path(file._cache_path) / "lock", "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file gives it back
+            save(key, data)
+
+    file.save = locked
+    return dispatcher
+
+
 def kernel(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function for this CPU when it is first called, without the GIL, and keep it on disk.
 
@@ -45,7 +64,7 @@ def kernel(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
     def wrap(function: Callable[..., Any]) -> Any:
         saved, config.CACHE_DIR = config.CACHE_DIR, _CACHE_DIR
         try:
-            return numba.jit(cache=True, **options)(function)
+            return _one_writer(numba.jit(cache=True, **options)(function))
         except RuntimeError:  # numba found no folder that it can write
             return numba.jit(**options)(function)
         finally:

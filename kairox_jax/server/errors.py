@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from kairox_jax.engine import NotReady, QueueFull, ServingError, TimedOut
+from kairox_jax.engine import Interrupted, NotReady, QueueFull, ServingError, TimedOut
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
 TEXTS = {404: "there is no {method} {path} here", 405: "{path} does not take {method}"}
@@ -33,6 +33,7 @@ _ELSEWHERE = {
 _FORMS = {
     "prompt": "expected a text, a list of texts, a list of token ids, or a list of such lists, none of them empty",
     "stop": "expected a text or a list of at most 16 texts, none of them empty",
+    "logit_bias": "expected token ids, written in digits, each with a bias from -100 to 100",
     "content": 'expected a text, or a list of {"type": "text", "text": ...}; only text is supported',
 }
 
@@ -92,6 +93,8 @@ def from_serving(error: ServingError) -> ApiError:
         return ApiError(504, str(error), code="timeout")
     if isinstance(error, NotReady):
         return ApiError(503, str(error), code="not_ready")
+    if isinstance(error, Interrupted):
+        return ApiError(503, str(error), code="shutting_down")
     return ApiError(500, str(error), code=type(error).__name__)
 
 

@@ -60,7 +60,7 @@ def test_the_gradient_is_that_of_the_whole_function(
     rng: np.random.Generator, decoder: Decoder, windows: Windows
 ) -> None:
     model, y = layered(decoder), outputs_of(layered(decoder), windows).reshape(5, 12, D)
-    parts = [begin(part, np.ones(D, np.float32), 0.1, RANK) for part in fitted_of(rng)]
+    parts = [begin(part, np.ones(D, np.float32), 0.1, RANK, 1.0) for part in fitted_of(rng)]
     weights, scales = [w for w, _ in parts], [s for _, s in parts]
     prices, rows = np.array([0.5, 2.0]), [1, 3]
 

@@ -46,10 +46,10 @@ def trained(
     rng: np.random.Generator, rank: int, padded: int, dim: int = D, neurons: int = F
 ) -> tuple[Weights, Scales, Fitted]:
     fitted = fitted_of(rng, rank, dim, neurons)
-    w, s = begin(fitted, rng.uniform(0.5, 2, dim).astype(np.float32), 0.2, padded)
+    w, s = begin(fitted, rng.uniform(0.5, 2, dim).astype(np.float32), 0.2, padded, 0.1)
     rest = jnp.asarray(rng.normal(size=(dim, padded)), jnp.float32)
     w = w._replace(rest=rest, rest_bias=jnp.ones(dim))
-    return w, s._replace(output=jnp.float32(0.1)), fitted
+    return w, s, fitted
 
 
 @pytest.mark.parametrize("width", [32, 96])
@@ -67,11 +67,21 @@ def test_beginning_is_the_predictor_alone(rng: np.random.Generator) -> None:
     fitted = fitted_of(rng, 32)
     x = rng.normal(size=(9, D)).astype(np.float32)
     want = np.maximum(x @ fitted.fc1.T + fitted.fc1_bias, 0) @ fitted.fc2.T + fitted.bias - 0.7
-    w, s = begin(fitted, rng.uniform(0.5, 2, D).astype(np.float32), 0.7, 64)
+    w, s = begin(fitted, rng.uniform(0.5, 2, D).astype(np.float32), 0.7, 64, 0.3)
     own = stored(w, s, rounding=False)
     assert own.fc1.shape == (64, D) and not own.fc1[32:].any() and not own.rest.any()
     got = np.maximum(x @ np.asarray(own.fc1).T + np.asarray(own.fc1_bias), 0) @ np.asarray(own.fc2).T
     np.testing.assert_allclose(got + np.asarray(own.bias), want, rtol=1e-3, atol=1e-3)
+
+
+def test_begins_with_a_given_estimate_of_the_rest(rng: np.random.Generator) -> None:
+    rest, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((D, 32), (D,)))
+    fitted = fitted_of(rng, 32)._replace(rest=rest, rest_bias=bias)
+    w, s = begin(fitted, rng.uniform(0.5, 2, D).astype(np.float32), 0.7, 64, 0.3)
+    own = stored(w, s, rounding=False)
+    assert not np.asarray(own.rest)[:, 32:].any()
+    np.testing.assert_allclose(np.asarray(own.rest)[:, :32], rest, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(own.rest_bias, bias, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,29 @@ def test_targets_and_eval(kairox: Any, text: str, tmp_path: Path, capsys: pytest
     assert asked == [(c, s) for s in ("0.3", "0.6") for c in ("predicted", "oracle", "random")]
 
 
+@pytest.mark.slow
+def test_goes_on_from_given_predictors(
+    kairox: Any, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = f"train-predictors tiny {text} {SETTINGS}"
+    assert kairox(f"{train} --distil-steps 0 --out {tmp_path}/alone") == 0
+    more = "--distil-steps 8 --distil-every 4 --distil-batch 4"
+    assert kairox(f"{train} {more} --start {tmp_path}/alone --out {tmp_path}/first") == 0
+    assert kairox(f"{train} {more} --start {tmp_path}/first --out {tmp_path}/second") == 0
+    alone, first, second = (report_of(tmp_path / name) for name in ("alone", "first", "second"))
+    assert [row["held_out_loss"] for row in first["layers"]] == [
+        row["held_out_loss"] for row in alone["layers"]
+    ]
+    assert first["end_to_end"]["held_out_loss"] <= first["end_to_end"]["first_loss"]
+    assert second["end_to_end"]["first_loss"] == pytest.approx(first["end_to_end"]["held_out_loss"], rel=0.1)
+    assert second["started_from"]["command"] == first["command"]
+    assert second["started_from"]["started_from"]["command"] == alone["command"]
+    assert str(tmp_path) not in second["command"]
+    capsys.readouterr()
+    assert kairox(f"{train} --distil-steps 0 --start {tmp_path}/alone --out {tmp_path}/third") == 2
+    assert "--start goes on with training all layers together" in capsys.readouterr().err
+
+
 def test_mistakes_take_one_line(
     kairox: Any, source: Any, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
