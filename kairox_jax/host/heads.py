@@ -15,7 +15,8 @@ from numba import extending, types
 from numba.core import cgutils
 
 from kairox_jax.host.compile import kernel
-from kairox_jax.host.decode import FLAGS, FLOAT, I64, LANES, VF, call, load, splat, store
+from kairox_jax.host.decode import FLAGS, FLOAT, I64, LANES, VF, load, splat, store
+from kairox_jax.host.exponential import exp
 from kairox_jax.host.walk import reduce_all
 
 intrinsic: Any = extending.intrinsic  # its callers do not pass the typing context
@@ -23,14 +24,6 @@ BLOCK_POSITIONS = 32  # their keys or values stay in the first cache while every
 _TOGETHER = 8  # positions whose dot products share the reading of the query and the horizontal sums
 _TILE = 4  # vectors of the mixture that stay in registers
 _ZERO = ir.Constant(VF, [0.0] * LANES)
-
-_LOG2E = np.float32(math.log2(math.e))
-# ln 2 in two parts: the first has few bits, so that its multiples are exact.
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_LEAST = np.float32(-87.0)  # exp of less is below float32's normal numbers
-# exp(r) = 1 + r + r^2 p(r) on |r| <= ln 2 / 2: Cephes' expf, relative error 2e-7.
-_P0, _P1, _P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
-_P3, _P4, _P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 
 
 def _i64(value: int) -> Any:
@@ -116,36 +109,6 @@ def _mix(typing_context, weights, values, count, size, out):  # type: ignore[no-
     return types.void(*(types.int64,) * 5), codegen
 
 
-@intrinsic
-def _nearest(typing_context, x):  # type: ignore[no-untyped-def]
-    """Round float32 to the nearest whole number."""
-
-    def codegen(context, b, signature, args):
-        return call(b, "llvm.rint.f32", FLOAT, list(args))
-
-    return types.float32(types.float32), codegen
-
-
-@intrinsic
-def _of_bits(typing_context, bits):  # type: ignore[no-untyped-def]
-    """Read the bits of an int32 as float32."""
-
-    def codegen(context, b, signature, args):
-        return b.bitcast(args[0], FLOAT)
-
-    return types.float32(types.int32), codegen
-
-
-@kernel()
-def _exp(x):
-    """Return exp of float32 at most 0, without a branch or a call: loops around it become vector code. NaN stays."""
-    least = _LEAST if x < _LEAST else x
-    power = _nearest(least * _LOG2E)
-    r = (least - power * _LN2_HIGH) - power * _LN2_LOW
-    p = ((((_P0 * r + _P1) * r + _P2) * r + _P3) * r + _P4) * r + _P5
-    return (p * r * r + r + np.float32(1)) * _of_bits((np.int32(power) + np.int32(127)) << np.int32(23))
-
-
 @kernel()
 def _softmax(scores, scale):
     """Replace scaled scores by their exp over the largest one's; return the sum."""
@@ -154,7 +117,7 @@ def _softmax(scores, scale):
         best = max(best, scores[s])
     total = np.float32(0)
     for s in range(scores.shape[0]):
-        weight = _exp((scores[s] - best) * scale)
+        weight = exp((scores[s] - best) * scale)
         scores[s] = weight
         total += weight
     return total
