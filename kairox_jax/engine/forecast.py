@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from kairox_jax.engine.programs import Leaves, Rebuild, split_module
+from kairox_jax.host import HostPredictors
 from kairox_jax.io.predictors import Predictors
-from kairox_jax.models import host_scores, load_predictor
+from kairox_jax.models import load_predictor
 
 
 class Forecasted(NamedTuple):
@@ -49,14 +50,11 @@ class HostForecast:
 
     def __init__(self, predictors: Predictors, *, batch: int) -> None:
         self.predictors = predictors
-        neurons = predictors.layers[0].fc2.shape[0]
-        self._scores = np.empty((batch, neurons), np.float32)
+        self._run = HostPredictors(predictors, batch=batch)
 
     def __call__(self, layer: int, x: Float[np.ndarray, "n D"]) -> Forecasted:
         """Return the forecast, fresh arrays; x is float32."""
-        scores = self._scores[: len(x)]
-        rest = host_scores(self.predictors, layer, x, scores)
-        return Forecasted(scores >= np.float32(self.predictors.layers[layer].threshold), rest)
+        return Forecasted(*self._run(layer, np.ascontiguousarray(x)))
 
 
 class DeviceForecast:

@@ -86,6 +86,7 @@ class Hybrid:
         num_layers, num_neurons = config.num_layers, config.num_neurons
         shape = share_slots(policy, slots_per_layer * num_layers, num_layers, num_neurons, prior)
         self.table = SlotTable(num_layers, num_neurons, shape.capacity)
+        self._has_slots = bool(self.table.capacity.any())
         sizes = zip(shape.capacity.tolist(), store.layouts, strict=True)
         slots = [empty_slots(capacity, layout, slot_format) for capacity, layout in sizes]
         self._scales = [None if table is None else jax.device_put(table) for table in store.scales]
@@ -185,7 +186,7 @@ class Hybrid:
             ready = perf_counter()
             if following is not None:  # transfers for the next layer start before this one's residual
                 following = following.on_host()
-                if self._is_warm:
+                if self._is_warm and self._has_slots:
                     assert chosen is not None
                     beside = int(np.count_nonzero(chosen[:, self._outside[layer]]))
                     self._plan(layer + 1, _share_of(following.chosen), beside=beside)
@@ -315,7 +316,8 @@ class Hybrid:
             run.evaluated += len(outside)
         else:  # each token has neurons of its own
             for b in range(len(h)):
-                ids = outside[forecast.chosen[b, outside]]
+                chosen = forecast.chosen[b]
+                ids = outside[chosen if len(outside) == len(chosen) else chosen[outside]]
                 self._evaluate(layer, h[b : b + 1], ids, y[b : b + 1], users)
                 run.evaluated += len(ids)
             if forecast.rest is not None:
@@ -363,7 +365,7 @@ class Hybrid:
         *,
         beside: int | None = None,
     ) -> None:
-        """Let the policy plan a layer and send off what it wants moved; nothing here waits.
+        """Let the policy plan a layer and send off what it wants moved, where there are slots; nothing here waits.
 
         Args:
             layer: index of the layer.
@@ -371,6 +373,8 @@ class Hybrid:
             beside: neurons that the host computes of the layer before in the meantime; None: the plan is for the
                 step that follows.
         """
+        if not self._has_slots:
+            return
         costs = self.meter.costs(layer, self.migrator, beside=beside)
         self.state, plan = self.policy.plan(self.state, layer, active, self.table.held(layer), costs)
         self.migrator.submit(layer, plan)

@@ -1,6 +1,7 @@
 """Host side of the FFN: kernels that read neuron records at the speed of memory."""
 
 from kairox_jax.host.attention import AttentionWeights, HostAttention, host_norm
+from kairox_jax.host.forecast import HostPredictors
 from kairox_jax.host.kernels import MAX_BATCH, LayerFfn, matvec, residual_ffn
 from kairox_jax.host.rows import host_formats
 from kairox_jax.host.rules import Rule
@@ -10,6 +11,7 @@ __all__ = [
     "MAX_BATCH",
     "AttentionWeights",
     "HostAttention",
+    "HostPredictors",
     "LayerFfn",
     "Rule",
     "host_formats",

@@ -20,7 +20,7 @@ from kairox_jax.models.load import (
     load_norm,
 )
 from kairox_jax.models.norm import Norm, layer_norm, normalise, rms_norm
-from kairox_jax.models.predictor import Predictor, host_scores, load_predictor
+from kairox_jax.models.predictor import Predictor, load_predictor
 from kairox_jax.models.rules import neuron_values, over_threshold
 from kairox_jax.models.streamed import streamed_logits
 
@@ -38,7 +38,6 @@ __all__ = [
     "find_predictors",
     "find_sparsity",
     "gate_thresholded",
-    "host_scores",
     "layer_norm",
     "load_attention",
     "load_decoder",

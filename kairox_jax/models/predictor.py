@@ -1,6 +1,6 @@
-"""A layer's activation predictor as a Flax module, and its forecast on the host from packed rows.
+"""A layer's activation predictor as a Flax module.
 
-The same function as ``io.Predictors.predict``; training, evaluation and device programs use the module.
+The same function as ``io.Predictors.predict``; training, evaluation and device programs use it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from kairox_jax.host import matvec
-from kairox_jax.io.predictors import NORMS, RMS_EPS, LayerPredictor, Predictors, normalise_input
+from kairox_jax.io.predictors import NORMS, RMS_EPS, LayerPredictor
 
 
 class Predictor(nnx.Module):
@@ -76,37 +75,3 @@ def load_predictor(predictor: LayerPredictor, norm: str) -> Predictor:
         module.rest = nnx.Param(jnp.asarray(predictor.rest.dequantize()))
         module.rest_bias = nnx.Param(jnp.asarray(predictor.rest_bias))
     return module
-
-
-def host_scores(
-    predictors: Predictors, layer: int, x: Float[np.ndarray, "B D"], out: Float[np.ndarray, "B F"]
-) -> Float[np.ndarray, "B D"] | None:
-    """Compute a layer's scores on the host from the packed rows.
-
-    Args:
-        predictors: all layers.
-        layer: index of the layer whose FFN is forecast.
-        x: float32 [B, D], as ``predictors.input`` says, not yet normalised; B 1 to 8.
-        out: float32 [B, F], overwritten; neuron i is predicted where ``out >= predictors.layers[layer].threshold``.
-
-    Returns:
-        What stands in for the neurons that are not predicted, a fresh array; None where nothing does.
-
-    Raises:
-        ValueError: shapes or types do not fit.
-    """
-    predictor = predictors.layers[layer]
-    hidden = np.empty((len(x), predictor.fc1.shape[0]), np.float32)
-    matvec(np.ascontiguousarray(normalise_input(x, predictors.norm)), predictor.fc1, hidden)
-    if predictor.fc1_bias is not None:
-        hidden += predictor.fc1_bias
-    np.maximum(hidden, 0, out=hidden)
-    matvec(hidden, predictor.fc2, out)
-    if predictor.bias is not None:
-        out += predictor.bias
-    if predictor.rest is None:
-        return None
-    rest = np.empty_like(x)
-    matvec(hidden, predictor.rest, rest)
-    rest += predictor.rest_bias
-    return rest

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from kairox_jax.host import HostPredictors
 from kairox_jax.io.predictor_file import pack_rows
 from kairox_jax.io.predictors import LayerPredictor, Predictors
-from kairox_jax.models.predictor import Predictor, host_scores, load_predictor
+from kairox_jax.models.predictor import Predictor, load_predictor
 
 D, F, R = 64, 80, 32
 
@@ -27,15 +28,17 @@ def test_module_and_host_agree_with_numpy(
         bias=bias,
         rest=pack_rows(rng.normal(size=(D, R)), format) if rest else None,
         rest_bias=rng.normal(size=D).astype(np.float32) if rest else None,
+        threshold=0.3,
     )
     predictors = Predictors(layers=(part,), input="own", norm=norm)
     x = rng.normal(size=(3, D)).astype(np.float32) * 4
     want = predictors.predict(0, x)
     got = load_predictor(part, norm)(jnp.asarray(x)[None])[0]
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
-    out = np.empty((3, F), np.float32)
-    found = host_scores(predictors, 0, x, out)
-    np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+    chosen, found = HostPredictors(predictors, batch=4)(0, x)
+    clear = np.abs(want - np.float32(0.3)) > 1e-4 * np.abs(want).max()
+    assert clear.mean() > 0.99 and 0.1 < chosen.mean() < 0.9
+    np.testing.assert_array_equal(chosen[clear], want[clear] >= np.float32(0.3))
     other = load_predictor(part, norm).both(jnp.asarray(x))[1]
     assert (found is None) == (other is None) == (not rest)
     if found is not None and other is not None:
