@@ -70,7 +70,7 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
     words = (
         "-m other.gguf -n 7 -c 99 -t 3 --temperature 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --seed 42".split()
     )
-    words += "--stop A --stop B --ignore-eos --mode dense --policy static --vram-budget 6GiB".split()
+    words += "--stop A --stop B --ignore-eos --mode exact --policy static --vram-budget 6GiB".split()
     words += "--sparsity folder --predictors forecasts --slot-format packed --emulated-link 1GB/s,5us".split()
     words += "--gpu-cache-neurons 5 --tam-beta 0.7 --tam-threshold 0.6 --tam-evict 0.2 --no-anb".split()
     words += "--host-callback ffi".split()
@@ -81,7 +81,7 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
     placement = settings.pop("placement")
     assert model == "other.gguf"
     assert settings == {
-        "mode": "dense",
+        "mode": "exact",
         "context_length": 99,
         "threads": 3,
         "sparsity": "folder",

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from benchmarks import bench_callback
 from benchmarks.gpu import callbacks, commits
@@ -13,6 +14,7 @@ from kairox_jax.config import HOST_CALLBACKS
 TINY = SIZES["tiny"]
 
 
+@pytest.mark.slow
 def test_callbacks_measures_each_backend():
     result = callbacks.run(TINY, TimeBox(120))
     rows = result["rows"]

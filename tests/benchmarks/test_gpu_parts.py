@@ -11,6 +11,7 @@ from benchmarks.gpu.settings import SIZES, TimeBox
 TINY = SIZES["tiny"]
 
 
+@pytest.mark.slow
 def test_numerics_checks_every_operation_and_implementation():
     rows = numerics.run(TINY, TimeBox(300))["rows"]
     assert {row["case"].split("/")[0] for row in rows} == {"gather_gate_up", "gather_down", "slot_scatter"}
@@ -22,6 +23,7 @@ def test_numerics_checks_every_operation_and_implementation():
             assert row["ok"], row
 
 
+@pytest.mark.slow
 def test_numerics_sees_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch):
     real = numerics.gather_down
     monkeypatch.setattr(numerics, "gather_down", lambda *args, **options: 1.001 * real(*args, **options))
@@ -39,6 +41,7 @@ def test_oracle_of_each_rule():
     assert numerics.values64("silu", first, up, silu, 1.0)[0, 1] == 0.0
 
 
+@pytest.mark.slow
 def test_bandwidth_measures_kernels_and_the_dense_product():
     result = bandwidth.run(TINY, TimeBox(300))
     rows = result["rows"]
@@ -54,6 +57,7 @@ def test_bandwidth_measures_kernels_and_the_dense_product():
     assert np.allclose(dense, 3 * 96 * 64 * 34 / 32 / 1e3) and moved["xla"] > 0
 
 
+@pytest.mark.slow
 def test_listed_neurons_are_all_active():
     """The bytes that a kernel moves are known only where no listed neuron is skipped."""
     import jax.numpy as jnp

@@ -20,6 +20,7 @@ def test_blocks_are_ggmls(name: str, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(gguf.quants.dequantize(pack(codes, 0.125, name), kind), want)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("name", CODES)
 def test_the_file_is_a_relu_model_of_its_sparsity(default_model: Path, tmp_path: Path, name: str) -> None:

@@ -126,6 +126,7 @@ def test_replay_13_the_placement_is_in_the_log_and_in_the_statistics(exact: Engi
     assert exact.generate(PROMPT, GREEDY).to_json()["placement"], "the statistics do not say what is where"
 
 
+@pytest.mark.slow
 def test_host_activations_are_used_and_said(tmp_path: Path) -> None:
     folder, ids = tmp_path / "quantised", [5, 9, 40, 3, 77, 12]
     job = Conversion(source=open_checkpoint(TINY), target=folder, quantize="q8_0")

@@ -86,6 +86,7 @@ def test_a_state_is_sharded_saved_and_restored(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.endswith("ok\n"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_default_model_learns_its_text(default_model: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}

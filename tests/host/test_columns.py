@@ -49,6 +49,7 @@ class Layer:
         return z @ self.down[ids], z != 0, most @ np.abs(self.down[ids])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("num", [1, 33, 100, 576])
 def test_sums_are_those_of_the_files_weights(name: str, num: int, rng: np.random.Generator) -> None:

@@ -173,6 +173,7 @@ def test_one_token_of_each_kind_of_block(rng: np.random.Generator, variant: str,
         assert relative_error(got, want) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["middle", "two ends"])
 @pytest.mark.parametrize("name", ["q8_0", "q4_1"])
 def test_int8_activations_stay_close(rng: np.random.Generator, name: str, where: str) -> None:

@@ -325,11 +325,13 @@ def run_fresh(tmp_path, prelude: str = "", **environment: str) -> str:
     return result.stdout.split()[-1]
 
 
+@pytest.mark.slow
 def test_runs_without_openmp(tmp_path) -> None:
     prelude = "sys.modules['numba.np.ufunc.omppool'] = sys.modules['numba.np.ufunc.tbbpool'] = None"
     assert run_fresh(tmp_path, prelude) == "workqueue"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not numba.core.codegen.get_host_cpu_features(), reason="LLVM does not know this CPU's features"
 )
@@ -341,6 +343,7 @@ def test_runs_as_the_plainest_cpu_of_its_kind(tmp_path) -> None:
     assert any((tmp_path / "cache").rglob("*.nbi")), "machine code is kept in the folder that was asked for"
 
 
+@pytest.mark.slow
 def test_runs_where_nothing_can_be_written(tmp_path) -> None:
     prelude = (
         "import numba.core.caching as c\n"

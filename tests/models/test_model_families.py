@@ -58,6 +58,7 @@ def test_exact_is_dense_where_inactive_neurons_are_zero(name: str) -> None:
     assert worst(CALL(load_model(MODELS / name, "exact"), ids), want) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_cache_changes_nothing(name: str) -> None:
     ids, want = expected(name)

@@ -16,6 +16,7 @@ def packed(rng: np.random.Generator, rows: int, name: str) -> PackedRows:
     return PackedRows(data=np.ascontiguousarray(raw).view(np.uint8).reshape(rows, -1), format=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_unpack_as_on_the_host(rng: np.random.Generator, name: str) -> None:
     raw = packed(rng, 7, name).data

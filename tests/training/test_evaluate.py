@@ -57,6 +57,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("input", ["adjacent", "own", "layer_input"])
 def test_predicted_against_numpy(
     rng: np.random.Generator, decoder: Decoder, windows: Windows, input: str

@@ -82,6 +82,7 @@ def test_the_gradient_is_that_of_the_whole_function(
     assert all(np.abs(w.rest).max() > 0 for w in want)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_in_the_same_place(decoder: Decoder, windows: Windows, tmp_path: Path) -> None:
     lines: list[str] = []
     whole = train(decoder, windows, tmp_path / "a", lambda n, line: lines.append(line))

@@ -84,6 +84,7 @@ def test_begins_with_a_given_estimate_of_the_rest(rng: np.random.Generator) -> N
     np.testing.assert_allclose(own.rest_bias, bias, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["tiny", "opt", "relu-falcon"]
 )  # RMS norm; layer norm; parallel with layer norm

@@ -138,6 +138,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_saved_model_is_a_relu_model(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
