@@ -49,7 +49,7 @@ def main() -> None:
         "--queues-ms",
         type=float,
         nargs="+",
-        default=[ReplaySettings.queue_ms, 0.5],
+        default=[4.0, 1.0, 0.5, 0.1],
         help="transfers that may wait for the link",
     )
     args = parser.parse_args()
