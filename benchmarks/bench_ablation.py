@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
 
+from benchmarks.machine import facts
 from kairox_jax.sim import ReplaySettings, Trace, replay
 from kairox_jax.sim.generate import GeneratorSettings, generate
 
@@ -43,19 +45,25 @@ def main() -> None:
     parser.add_argument(
         "--biases", type=float, nargs="+", default=[-1.65, -2.5], help="-1.65: 20 %% active, -2.5: 10 %%"
     )
+    parser.add_argument(
+        "--queues-ms",
+        type=float,
+        nargs="+",
+        default=[4.0, 1.0, 0.5, 0.1],
+        help="transfers that may wait for the link",
+    )
     args = parser.parse_args()
     result: dict[str, dict] = {}
-    for bias in args.biases:
-        for switch in (False, True):
-            for column, machine in enumerate(("pc-low", "pc-high")):
-                name = f"{machine}, bias {bias}" + (", topic switch" if switch else "")
-                print(name, file=sys.stderr)
-                result[name] = measure(args, machine, column, switch, bias)
-    print(json.dumps({**vars(args), "result": result}, indent=1))
+    for bias, switch, queue_ms in itertools.product(args.biases, (False, True), args.queues_ms):
+        for column, machine in enumerate(("pc-low", "pc-high")):
+            name = f"{machine}, bias {bias}, queue {queue_ms} ms" + (", topic switch" if switch else "")
+            print(name, file=sys.stderr)
+            result[name] = measure(args, machine, column, switch, bias, queue_ms)
+    print(json.dumps({**vars(args), "machine": facts(), "result": result}, indent=1))
 
 
 def measure(
-    args: argparse.Namespace, machine: str, column: int, switch: bool, bias: float
+    args: argparse.Namespace, machine: str, column: int, switch: bool, bias: float, queue_ms: float
 ) -> dict[str, dict]:
     """Return time, and how often it goes into the time of ``static``, of each stage; means over seeds."""
     times: dict[str, list[float]] = {name: [] for name in STAGES}
@@ -63,7 +71,12 @@ def measure(
         profile, trace = make_trace(seed, args.steps, switch, bias)
         for name, (policy, params, _) in STAGES.items():
             settings = ReplaySettings(
-                policy=policy, params=params, hardware=machine, capacity=args.capacity, as_model="llama-13b"
+                policy=policy,
+                params=params,
+                hardware=machine,
+                capacity=args.capacity,
+                as_model="llama-13b",
+                queue_ms=queue_ms,
             )
             totals = replay([trace], settings, [profile.frequencies()]).totals()
             times[name].append(totals["ms_per_token"])

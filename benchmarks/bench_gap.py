@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.machine import facts
 from benchmarks.offline_bound import offline_bound
-from kairox_jax.balancing import Costs, Shape, Times, initial_residents, make_policy
+from kairox_jax.balancing import Costs, Policy, Shape, Times, initial_residents, make_policy
 from kairox_jax.io.trace import read_trace
 from kairox_jax.sim.compare import parse_policy
 from kairox_jax.sim.generate import GeneratorSettings, generate
@@ -46,11 +46,12 @@ def cases(
     return found
 
 
-def serve(label: str, active: np.ndarray, prior: np.ndarray, slots: int, max_loads: int) -> tuple[int, int]:
+def serve(
+    policy: Policy, active: np.ndarray, prior: np.ndarray, slots: int, max_loads: int
+) -> tuple[int, int]:
     """Return hits and loads of a policy whose transfers always arrive in time."""
-    name, params = parse_policy(label)
     steps, layers, neurons = active.shape
-    shape, policy = Shape(layers, neurons, slots), make_policy(name, **params)
+    shape = Shape(layers, neurons, slots)
     state, resident = policy.init(shape, prior), initial_residents(policy, shape, prior)
     hits = loads = 0
     for step in range(steps):
@@ -97,7 +98,8 @@ def main() -> None:
         )
         found = {}
         for label in args.policies.split(","):
-            hits, loads = serve(label, active, prior, slots, args.max_loads)
+            policy, params = parse_policy(label)
+            hits, loads = serve(make_policy(policy, **params), active, prior, slots, args.max_loads)
             found[label] = {
                 "hit_rate": hits / total,
                 "loads_per_layer_step": loads / active[:, :, 0].size,

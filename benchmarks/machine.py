@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,11 +26,17 @@ def cpu_model() -> str:
 
 
 def git_revision() -> dict[str, Any]:
-    """Return the commit, and whether tracked files differ from it; None for both outside a checkout."""
+    """Return the commit, and whether tracked files differ from it; None for both, and a warning, outside a checkout."""
     try:
         commit = _git("rev-parse", "HEAD")
         return {"commit": commit, "modified": bool(_git("status", "--porcelain", "--untracked-files=no"))}
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        print(
+            f"warning: this result carries no commit (git in {ROOT}: {str(reason).strip()}): measure in a clone, "
+            "not in an exported copy",
+            file=sys.stderr,
+        )
         return {"commit": None, "modified": None}
 
 

@@ -97,7 +97,6 @@ def best_whole_count(time: LayerTime, host: float, device: float, limit: int) ->
     useful = int((host_alone - ready) / link) + 1 if can_wait and link > 0 else in_time
     limit = max(min(limit, useful), 0)
     in_time = min(in_time, limit)
-    candidates = [limit]
     rate = cpu + gpu
     if rate > 0:
         crossing = math.floor((host_alone - device * gpu) / rate)
@@ -105,10 +104,12 @@ def best_whole_count(time: LayerTime, host: float, device: float, limit: int) ->
             device_bound = math.floor((host_alone - device * gpu - second) / rate)
             link_bound = math.floor((host_alone - ready - second + in_time * gpu) / (rate + link))
             late = min(max(min(device_bound, link_bound), in_time), limit - 1)
-            candidates += [in_time, late, late + 1]
+            candidates = (in_time, late, late + 1)
         else:
             early = min(max(crossing, 0), max(in_time - 1, 0))
-            candidates += [early, min(early + 1, in_time)]
+            candidates = (early, min(early + 1, in_time))
+    else:
+        candidates = (limit,)
     best, least = 0, max(device * gpu, host_alone if host > 0 else 0.0)
     for k in candidates:
         device_ms = (device + min(k, in_time)) * gpu

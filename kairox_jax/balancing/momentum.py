@@ -65,7 +65,8 @@ class Momentum:
             weight = 1.0
         self.weight[layer] = weight
         self.total[layer] = self.total[layer] * faded + steps
-        np.multiply(counts, np.float32(weight), out=self.buffer)
+        np.copyto(self.buffer, counts)  # casting and multiplying at once takes half as long again
+        self.buffer *= np.float32(weight)
         row = self.table[layer]
         row += self.buffer
 

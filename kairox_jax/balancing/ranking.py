@@ -7,6 +7,8 @@ from jaxtyping import Bool, Int, Shaped
 
 from kairox_jax.balancing.contract import Costs, Plan
 
+NOWHERE = np.empty(0, np.intp)
+
 
 def top_mask(
     scores: Shaped[np.ndarray, " F"], count: int, resident: Bool[np.ndarray, " F"]
@@ -41,21 +43,26 @@ def best_of(
 
     Ties are in no particular order.
     """
-    ids, scores = some_best(ids, scores, count)
+    chosen = _best_places(scores, count)
+    if chosen is not None:
+        ids, scores = ids.take(chosen), scores.take(chosen)
     order = scores.argsort()[::-1]
     return ids.take(order), scores.take(order)
 
 
 def some_best(
     ids: Int[np.ndarray, " n"], scores: Shaped[np.ndarray, " n"], count: int
-) -> tuple[Int[np.ndarray, " k"], Shaped[np.ndarray, " k"]]:
-    """Return what ``best_of`` does in no particular order."""
-    if count >= ids.size:
-        return ids, scores
-    if count <= 0:
-        return ids[:0], scores[:0]
-    chosen = scores.argpartition(ids.size - count)[ids.size - count :]
-    return ids.take(chosen), scores.take(chosen)
+) -> Int[np.ndarray, " k"]:
+    """Return the ids of ``best_of`` in no particular order."""
+    chosen = _best_places(scores, count)
+    return ids if chosen is None else ids.take(chosen)
+
+
+def _best_places(scores: Shaped[np.ndarray, " n"], count: int) -> Int[np.ndarray, " k"] | None:
+    """Return where the ``count`` best scores are, or None for all of them."""
+    if count >= scores.size:
+        return None
+    return scores.argpartition(scores.size - count)[scores.size - count :] if count > 0 else NOWHERE
 
 
 def some_worst(ids: Int[np.ndarray, " n"], scores: Shaped[np.ndarray, " n"], count: int) -> np.ndarray:

@@ -124,20 +124,23 @@ class Split:
         Each move takes one record off the host, so the number comes first and only so many are ranked.
         """
         state.momentum.add(layer, active)
-        ids = active.nonzero()[0]
-        absent = ids.compress(~resident.take(ids))
-        hits = ids.size - absent.size
-        idle_residents = int(np.count_nonzero(resident)) - hits
-        limit = min(costs.max_moves, absent.size, costs.free_slots + idle_residents)
+        # One search of all flags for both sides: searches of few ids are cheap, those of all are not.
+        movable = (active != resident).nonzero()[0]
+        is_idle = resident.take(movable)
+        absent = movable.compress(~is_idle)
+        hits = int(np.count_nonzero(active)) - absent.size
+        limit = min(costs.max_moves, absent.size, costs.free_slots + movable.size - absent.size)
         count = best_whole_count(time, absent.size, hits, limit)
         if count == 0:
             return absent[:0], absent[:0], absent.size
         row, _ = self._expected(state, layer)
-        choose = best_of if count > time.in_time else some_best  # an order is of use to who comes late
-        load, _ = choose(absent, row.take(absent), count)
+        if count > time.in_time:  # an order is of use to who comes late
+            load, _ = best_of(absent, row.take(absent), count)
+        else:
+            load = some_best(absent, row.take(absent), count)
         if count <= costs.free_slots:
             return load, absent[:0], absent.size - count
-        idle = np.greater(resident, active).nonzero()[0]
+        idle = movable.compress(is_idle)
         return load, some_worst(idle, row.take(idle), count - costs.free_slots), absent.size - count
 
     def _choose_likely(
@@ -215,7 +218,7 @@ class Split:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Add moves that serve later steps only, where the link would idle and the margin is met."""
         row, factor = self._expected(state, layer)
-        inside = resident & (active == 0)
+        inside = resident & np.logical_not(active)
         inside[evict] = False
         free = costs.free_slots - load.size + evict.size
         idle = inside.nonzero()[0]
@@ -226,6 +229,8 @@ class Split:
         better_ones = np.greater(row > least, resident)
         better_ones[load] = False
         absent = better_ones.nonzero()[0]
+        if absent.size == 0:
+            return load, evict
         more, gains = best_of(absent, row.take(absent), min(time.in_time, costs.max_moves) - load.size)
         leave, losses = best_of(idle, -row.take(idle), more.size - free)
         paired = min(max(more.size - free, 0), leave.size)

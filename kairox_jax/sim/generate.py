@@ -6,6 +6,7 @@ for a neuron (normal), drift and burst are slow and fast autoregressions of it, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -104,23 +105,52 @@ def generate(
         switch_at: a step at which the topic changes: this share of the neurons gets a new popularity.
         switch_frac: that share, in 0..1.
     """
-    rng = np.random.default_rng(seed)
-    size = (num_layers, num_neurons)
+    rng, rows = np.random.default_rng(seed), []
+    for popularity, drift, burst, shared in _parts(
+        settings, rng, (num_layers, num_neurons), num_steps, switch_at, switch_frac
+    ):
+        log_odds = popularity + settings.drift * drift + settings.burst * burst + shared
+        rows.append(
+            np.packbits(rng.random(log_odds.shape, np.float32) < 1 / (1 + np.exp(-log_odds)), axis=-1)
+        )
+    meta: dict[str, Any] = {"generated": asdict(settings), "seed": seed, "switch_at": switch_at}
+    return Trace(np.stack(rows), num_neurons, None, meta, f"generated-{seed}")
+
+
+def hidden_parts(
+    settings: GeneratorSettings, *, num_layers: int, num_neurons: int, num_steps: int, seed: int
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return popularity, drift and burst of each step, float32 [L, F], of the trace that ``generate`` returns.
+
+    Args:
+        settings, num_layers, num_neurons, num_steps, seed: as for ``generate``, without a switch.
+    """
+    rng, found, size = np.random.default_rng(seed), [], (num_layers, num_neurons)
+    for popularity, drift, burst, _ in _parts(settings, rng, size, num_steps, None, 0.0):
+        rng.random(size, np.float32)  # what makes ``generate``'s neurons active
+        found.append((popularity, drift, burst))
+    return found
+
+
+def _parts(
+    settings: GeneratorSettings,
+    rng: np.random.Generator,
+    size: tuple[int, int],
+    num_steps: int,
+    switch_at: int | None,
+    switch_frac: float,
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.float32]]:
+    """Yield popularity, drift, burst and the token's part of each step; between steps the caller draws once."""
     popularity = settings.bias + settings.popularity * rng.standard_normal(size, np.float32)
     drift, burst = rng.standard_normal(size, np.float32), rng.standard_normal(size, np.float32)
     slow, fast = np.float32(settings.drift_decay), np.float32(settings.burst_decay)
-    rows = []
     for step in range(num_steps):
         if step == switch_at:
             fresh = settings.bias + settings.popularity * rng.standard_normal(size, np.float32)
             popularity = np.where(rng.random(size, np.float32) < switch_frac, fresh, popularity)
         drift = slow * drift + np.sqrt(1 - slow**2) * rng.standard_normal(size, np.float32)
         burst = fast * burst + np.sqrt(1 - fast**2) * rng.standard_normal(size, np.float32)
-        shared = np.float32(settings.token * rng.standard_normal())
-        log_odds = popularity + settings.drift * drift + settings.burst * burst + shared
-        rows.append(np.packbits(rng.random(size, np.float32) < 1 / (1 + np.exp(-log_odds)), axis=-1))
-    meta: dict[str, Any] = {"generated": asdict(settings), "seed": seed, "switch_at": switch_at}
-    return Trace(np.stack(rows), num_neurons, None, meta, f"generated-{seed}")
+        yield popularity, drift, burst, np.float32(settings.token * rng.standard_normal())
 
 
 def fit(

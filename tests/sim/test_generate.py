@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kairox_jax.io.trace import Trace, read_trace
-from kairox_jax.sim.generate import GeneratorSettings, fit, generate, measure
+from kairox_jax.sim.generate import GeneratorSettings, fit, generate, hidden_parts, measure
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
 
@@ -60,6 +60,19 @@ def test_a_switch_changes_who_is_popular() -> None:
         for rows in (unpack(make(settings, 80, switch_at=at)) for at in (None, 40))
     )
     assert stay > 0.9 and switched < 0.65
+
+
+def test_hidden_parts_are_those_of_the_trace() -> None:
+    """Neurons fire as often as their chance says, from the rarest to the most frequent; of another seed they do not."""
+    settings, errors = GeneratorSettings(popularity=1.5, drift=1.0, token=0.0), []
+    active = unpack(make(settings, seed=1))
+    for seed in (1, 2):
+        parts = hidden_parts(settings, num_layers=2, num_neurons=1200, num_steps=64, seed=seed)
+        log_odds = np.stack([p + settings.drift * d + settings.burst * b for p, d, b in parts])
+        chance = 1 / (1 + np.exp(-log_odds))
+        order, fired = np.argsort(chance, axis=None).reshape(10, -1), active.ravel()
+        errors.append(max(abs(fired[tenth].mean() - chance.ravel()[tenth].mean()) for tenth in order))
+    assert errors[0] < 0.01 < 0.2 < errors[1]
 
 
 @pytest.mark.parametrize("change", [{"drift_decay": 1.0}, {"burst": -1.0}])
