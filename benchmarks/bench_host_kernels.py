@@ -18,9 +18,10 @@ import numba
 import numpy as np
 from numba import prange
 
-from kairox_jax.host import Rule, matvec, residual_ffn, thread_count, threads
+from kairox_jax.host import LayerFfn, Rule, matvec, residual_ffn, thread_count, threads
 from kairox_jax.host.compile import kernel
 from kairox_jax.quant import FORMATS, PackedRows, RecordLayout
+from kairox_jax.quant.columns import BLOCK, COLUMN_FORMATS, SharedScales, padded_columns, scales_bytes
 
 
 @kernel(parallel=True)
@@ -94,6 +95,27 @@ def random_bytes(shape: tuple[int, int], format: str, num: int, rng: np.random.G
     return data
 
 
+def random_records(layout: RecordLayout, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return records of a layout; where down columns share scales, their codes are any bytes."""
+    if not layout.shares_scales:
+        return random_bytes((count, layout.record_bytes), layout.formats[0], layout.num_elems, rng)
+    row_bytes = 2 * FORMATS[layout.formats[0]].row_bytes(layout.num_elems)
+    tile = rng.integers(0, 256, (64, layout.record_bytes), np.uint8)
+    tile[:, :row_bytes] = random_bytes((64, row_bytes), layout.formats[0], layout.num_elems, rng)
+    records = np.empty((count, layout.record_bytes), np.uint8)
+    for begin in range(0, count, 64):
+        records[begin : begin + 64] = tile[: count - begin]
+    return records
+
+
+def random_scales(layout: RecordLayout, num_neurons: int) -> SharedScales | None:
+    """Return a layer's table of scales, None where the layout has none."""
+    if not layout.shares_scales:
+        return None
+    table = np.full((num_neurons // BLOCK, padded_columns(layout.num_elems)), 0.0005, np.float16)
+    return SharedScales(table, -table if COLUMN_FORMATS[layout.formats[-1]].has_minima else None)
+
+
 def bench_model(repeats: int, rng: np.random.Generator) -> list[dict[str, Any]]:
     """All neurons of the default model's shape, SiLU with about 45 % active, a layer after the other."""
     num_layers, num, num_neurons = 30, 576, 1536
@@ -129,36 +151,48 @@ def bench_model(repeats: int, rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def bench_sparse(
-    format: str, repeats: int, size_bytes: float, rng: np.random.Generator
+    case: str, repeats: int, size_bytes: float, rng: np.random.Generator
 ) -> list[dict[str, Any]]:
-    """15 % of the records of 7B shapes, at random, beside all of them."""
+    """15 % of the records of 7B shapes, at random, beside all of them.
+
+    ``case``: a row format, then "+column" where down columns share scales, then "+int8" for rounded activations.
+    """
     num, num_neurons = 4096, 11008
-    layout = RecordLayout(num_elems=num, formats=(format,) * 3, alignment=1)
+    format, *options = case.split("+")
+    down = f"{format}_column" if "column" in options else format
+    layout = RecordLayout(num_elems=num, formats=(format, format, down), alignment=1)
     record_bytes = layout.record_bytes
     num_layers = max(1, round(size_bytes / record_bytes / num_neurons))
-    records = random_bytes((num_layers * num_neurons, record_bytes), format, num, rng)
-    layers = records.reshape(num_layers, num_neurons, record_bytes)
+    records = random_records(layout, num_layers * num_neurons, rng)
     x = np.abs(rng.normal(size=(1, num))).astype(np.float32)
     out, active = np.zeros_like(x), np.zeros((1, num_neurons), np.uint8)
     biases = np.full((num_neurons, 2), 1e3, np.float32)  # every gate passes: each id costs its whole record
+    layers = [
+        LayerFfn(
+            part, biases, Rule.RELU, 0, num=num, layout=layout, scales=random_scales(layout, num_neurons),
+            activations="int8" if "int8" in options else "float32",
+        )
+        for part in records.reshape(num_layers, num_neurons, record_bytes)
+    ]  # fmt: skip
     every = np.arange(num_neurons, dtype=np.int32)
     some = [np.sort(rng.permutation(num_neurons)[: int(0.15 * num_neurons)]).astype(np.int32) for _ in layers]
 
     def token(chosen: list[np.ndarray]) -> None:
         for layer, ids in zip(layers, chosen, strict=True):
-            residual_ffn(x, layer, biases, ids, ids.size, Rule.RELU, 0, out, active, layout=layout)
+            layer(x, ids, ids.size, out, active)
 
     calls = [lambda: token(some), lambda: token([every] * num_layers), stream_call(records)]
     sparse_s, dense_s, stream_s = measure(calls, repeats)
-    case = f"{size_bytes / 1e9:.1f} GB {format}"
-    stream = row("stream", stream_s, records.nbytes, case=case)
+    title = f"{size_bytes / 1e9:.1f} GB {case}"
+    stream = row("stream", stream_s, records.nbytes, case=title)
     limit = stream["gb_per_s"]
-    touched = num_layers * some[0].size * record_bytes
+    tables = num_layers * scales_bytes(layout.formats[-1], num, num_neurons)  # 15 % need nearly every block's
+    touched = num_layers * some[0].size * record_bytes + tables
     speedup = float(np.median(dense_s) / np.median(sparse_s))
     return [
         stream,
-        row("15 % of rows", sparse_s, touched, case=case, limit_gb_per_s=limit, times_dense=speedup),
-        row("all rows", dense_s, records.nbytes, case=case, limit_gb_per_s=limit),
+        row("15 % of rows", sparse_s, touched, case=title, limit_gb_per_s=limit, times_dense=speedup),
+        row("all rows", dense_s, records.nbytes + tables, case=title, limit_gb_per_s=limit),
     ]
 
 
@@ -204,7 +238,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--repeats", type=int, default=15, help="samples of each case (default 15)")
     parser.add_argument("--gigabytes", type=float, default=2.0, help="working set of the sparse cases")
-    parser.add_argument("--formats", default="f32", help="comma-separated, for the sparse cases")
+    parser.add_argument(
+        "--formats", default="f32", help="comma-separated sparse cases, such as q8_0+column+int8"
+    )
     parser.add_argument("--parts", default="model,sparse,matvec", help="comma-separated")
     args = parser.parse_args()
     rng = np.random.default_rng(0)

@@ -52,16 +52,19 @@ def _one_writer(dispatcher: Any) -> Any:
     return dispatcher
 
 
-def kernel(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def kernel(*, parallel: bool = False, inner: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function for this CPU when it is first called, without the GIL, and keep it on disk.
 
-    Where no folder can be written the kernel is compiled anew in each process.
+    Where no folder can be written the kernel is compiled anew in each process. ``inner``: only other kernels call it;
+    it is part of what is kept of these, and machine code of its own would only take time to make.
     """
     options: dict[str, Any] = dict(
         nopython=True, nogil=True, parallel=parallel, fastmath=FAST, error_model="numpy", boundscheck=False
     )
 
     def wrap(function: Callable[..., Any]) -> Any:
+        if inner:
+            return numba.jit(**options)(function)
         saved, config.CACHE_DIR = config.CACHE_DIR, _CACHE_DIR
         try:
             return _one_writer(numba.jit(cache=True, **options)(function))

@@ -54,26 +54,26 @@ def _relax(typing_context):  # type: ignore[no-untyped-def]
     return types.void(), codegen
 
 
-@kernel()
+@kernel(inner=True)
 def clear(counters):
     """Begin anew; before the region, by its caller alone."""
     for place in range(counters.shape[0]):
         counters[place] = 0
 
 
-@kernel()
+@kernel(inner=True)
 def take(counters, stage):
     """Return the number of a task of this stage that nobody has taken; from its last one on, one that is not there."""
     return _add_one(counters.ctypes.data + stage * STAGE_BYTES)
 
 
-@kernel()
+@kernel(inner=True)
 def finish(counters, stage):
     """Say that a task is done."""
     _add_one(counters.ctypes.data + stage * STAGE_BYTES + _DONE)
 
 
-@kernel()
+@kernel(inner=True)
 def wait(counters, stage, tasks):
     """Return when all tasks of a stage are done."""
     place = counters.ctypes.data + stage * STAGE_BYTES + _DONE

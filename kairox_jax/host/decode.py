@@ -81,9 +81,9 @@ def store(b: Any, value: Any, address: Any, offset: int) -> None:
 
 
 def prefetch(b: Any, address: Any, offset: int) -> None:
-    """Ask for a cache line to be read once; an address that is not mapped does no harm."""
+    """Ask for a cache line in the second cache; an address that is not mapped does no harm."""
     pointer = b.inttoptr(b.add(address, ir.Constant(I64, offset)), I8.as_pointer())
-    call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer, *(ir.Constant(I32, n) for n in (0, 3, 1))])
+    call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer, *(ir.Constant(I32, n) for n in (0, 2, 1))])
 
 
 def splat(b: Any, value: Any, lanes: int = LANES) -> Any:

@@ -137,7 +137,7 @@ def _answers_metadata(frame, minor):
 
 
 @kernel()
-def _run(frame, mark, width, down_mark):
+def _run(frame, mark, width, side, down_mark):
     """Evaluate: arguments x [B,D], ids [K], n [], layer [], table as bytes, thresholds [L]; results y, active."""
     batch, num, listed = _dim(frame, 72, 0, 0), _dim(frame, 72, 0, 1), _dim(frame, 72, 1, 0)
     x = carray(_floats_at(_data(frame, 72, 0)), (batch, num))
@@ -156,11 +156,12 @@ def _run(frame, mark, width, down_mark):
     active[:] = 0
     blocks = ((n + _MAX_CHUNKS - 1) // _MAX_CHUNKS + 31) // 32
     chunk = max(_MIN_CHUNK, 32 * blocks)
-    partials = np.empty(((n + chunk - 1) // chunk, len(width), padded), np.float32)
+    slots = np.empty((n + chunk - 1) // chunk, np.int64)
+    partials = np.empty((row[THREADS] * slots.shape[0], len(width), padded), np.float32)
     inputs = np.empty(padded * len(width), np.float32)
     loops.ffn(
-        x, inputs, records, row[GATED] != 0, mark, width, down_mark, row[ROW_BYTES], biases, scales, minima, ids, chunk,
-        row[RULE], limit, partials, y, active, np.empty(2 * crew.STAGE_BYTES // 8, np.int64),
+        x, inputs, records, row[GATED] != 0, mark, width, side, down_mark, row[ROW_BYTES], biases, scales, minima, ids,
+        chunk, row[RULE], limit, partials, slots, y, active, np.empty(3 * crew.STAGE_BYTES // 8, np.int64),
         row[THREADS],
     )  # fmt: skip
 
@@ -171,11 +172,12 @@ def _threads(frame):
 
 
 @functools.cache
-def register(format: str, down_format: str) -> str:
+def register(format: str, down_format: str, row_bytes: int) -> str:
     """Compile the handler and make it known to XLA's CPU platform; return its name for ``jax.ffi.ffi_call``.
 
     Args:
         format, down_format: of the records' first row and of their down columns.
+        row_bytes: of the first row.
 
     Raises:
         ValueError: an unknown version of the FFI, or a threading layer that aborts under two callers.
@@ -187,6 +189,7 @@ def register(format: str, down_format: str) -> str:
         )
 
     mark, down_mark = rows.MARKS[format], rows.MARKS[down_format]
+    side, alone = rows.side_of(row_bytes, 1), rows.ALONE
     narrow, middle, wide = (rows.width_of(width) for width in rows.WIDTHS)
 
     @numba.njit
@@ -194,13 +197,13 @@ def register(format: str, down_format: str) -> str:
         set_num_threads(_threads(frame))  # of the calling thread, which is one of XLA's
         batch = _dim(frame, 72, 0, 0)
         if batch == 1:
-            _run(frame, mark, narrow, down_mark)
+            _run(frame, mark, narrow, side, down_mark)
         elif batch <= 4:
-            _run(frame, mark, middle, down_mark)
+            _run(frame, mark, middle, alone, down_mark)
         else:
-            _run(frame, mark, wide, down_mark)
+            _run(frame, mark, wide, alone, down_mark)
 
-    name = f"{TARGET}_{format}_{down_format}"
+    name = f"{TARGET}_{format}_{down_format}_{len(side)}"
     jax.ffi.register_ffi_target(name, make_handler(work), platform="cpu")
     return name
 

@@ -35,7 +35,7 @@ from kairox_jax.host.decode import (
     store,
     target_of,
 )
-from kairox_jax.host.walk import UNROLL, walk
+from kairox_jax.host.walk import walk
 
 _BYTES, _INTS, _SHORTS = ir.VectorType(I8, 32), ir.VectorType(I32, 8), ir.VectorType(I16, 16)
 _ZEROS = {Q8_0: 128, Q4_0: 8, Q4_1: 0}  # of a row's codes, read as unsigned
@@ -186,14 +186,17 @@ def _row_scales(b: Any, format: int, block: Any, lanes: int, target: Target) -> 
 
 
 def dots(
-    context: Any, b: Any, code: int, width: int, row: Any, x: Any, num: Any, following: Any, out: Any
+    context: Any, b: Any, code: int, width: int, listed: list[Any], x: Any, num: Any, jump: Any, out: Any
 ) -> None:
-    """Emit the products of a row with ``width`` rounded tokens; see ``rows.dots``."""
+    """Emit the products of rows with ``width`` rounded tokens; see ``rows.dots``."""
     format, places, target = code % INT8, _Places(width), target_of(context)
     ints, floats, size = _vector(I32, places.lanes), _vector(FLOAT, places.lanes), 4 * places.lanes
-    copies = UNROLL if width == 1 else 2  # independent sums hide the latency of additions
+    copies = 2 if width > 1 else 1  # independent sums hide the latency of additions
     zero = _filled(floats, 0.0)
-    sums = [[cgutils.alloca_once_value(b, zero) for _ in range(copies)] for _ in range(places.fours)]
+    sums = [
+        [[cgutils.alloca_once_value(b, zero) for _ in range(copies)] for _ in range(places.fours)]
+        for _ in listed
+    ]
 
     def products(at: Any, place: Any) -> list[Any]:
         codes = _row_codes(b, format, at)
@@ -207,25 +210,26 @@ def dots(
                 wholes[four] = _add_products(b, wholes[four], mine, inputs, target, format != Q8_0)
         return wholes
 
-    def block(index: int, at: Any, place: Any) -> None:
-        scale, least = _row_scales(b, format, at, places.lanes, target)
-        for four, whole in enumerate(products(at, place)):
-            factor = b.fmul(scale, load(b, place, places.scales + size * four, floats), flags=FLAGS)
-            part = b.fmul(b.sitofp(whole, floats), factor, flags=FLAGS)
-            if least is not None:
-                inputs = load(b, place, places.sums + size * four, floats)
-                part = b.fadd(part, b.fmul(least, inputs, flags=FLAGS), flags=FLAGS)
-            into = sums[four][index % copies]
-            b.store(b.fadd(b.load(into), part, flags=FLAGS), into)
+    def block(index: int, ats: list[Any], place: Any) -> None:
+        for row, at in enumerate(ats):
+            scale, least = _row_scales(b, format, at, places.lanes, target)
+            for four, whole in enumerate(products(at, place)):
+                factor = b.fmul(scale, load(b, place, places.scales + size * four, floats), flags=FLAGS)
+                part = b.fmul(b.sitofp(whole, floats), factor, flags=FLAGS)
+                if least is not None:
+                    inputs = load(b, place, places.sums + size * four, floats)
+                    part = b.fadd(part, b.fmul(least, inputs, flags=FLAGS), flags=FLAGS)
+                into = sums[row][four][index % copies]
+                b.store(b.fadd(b.load(into), part, flags=FLAGS), into)
 
-    walk(b, code, row, x, num, block, lambda *ragged: None, stride=places.stride, following=following)
-    for four, parts in enumerate(sums):
+    walk(b, code, listed, x, num, block, lambda *ragged: None, stride=places.stride, jump=jump)
+    for place, parts in enumerate(part for row in sums for part in row):
         whole, lanes = _whole(b, parts), places.lanes
         while lanes > (1 if width == 1 else 4):
             lanes //= 2
             low, high = list(range(lanes)), list(range(lanes, 2 * lanes))
             whole = b.fadd(_picked(b, whole, low), _picked(b, whole, high), flags=FLAGS)
-        store(b, whole, out, 16 * four)
+        store(b, whole, out, (4 if width == 1 else 16) * place)
 
 
 def _whole(b: Any, parts: list[Any]) -> Any:

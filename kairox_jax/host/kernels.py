@@ -29,7 +29,7 @@ _NO_TABLE = np.empty((0, 0), np.uint16)
 _NO_TABLE.flags.writeable = False
 
 _scratch: dict[str, np.ndarray] = {}
-_counters = np.zeros(2 * crew.STAGE_BYTES // 8, np.int64)  # of the owner, as its scratch
+_counters = np.zeros(3 * crew.STAGE_BYTES // 8, np.int64)  # of the owner, as its scratch
 
 
 def _aligned(name: str, *shape: int) -> np.ndarray:
@@ -120,6 +120,7 @@ class LayerFfn:
             raise ValueError(f"rule {rule.name} needs a gate row, but the records hold two rows")
         self.num, self.record_bytes, self._padded = num, raw.shape[1], padded_columns(num)
         self._mark = rows.mark_of(layout.formats[0], _checked(activations))
+        self._row_bytes = layout.row_bytes[0]
         self._before = raw, num_rows == 3, self._mark
         self._weights = (
             rows.MARKS[layout.formats[-1]], layout.row_bytes[0], biases,
@@ -153,11 +154,12 @@ class LayerFfn:
             )
         width, chunk = rows.width_of(batch), chunk_of(n)
         with threads.own(1 if n * self.record_bytes < SERIAL_BYTES else num_threads) as helpers:
-            partials = _aligned("partial", -(-n // chunk), len(width), self._padded)
+            slots = np.empty(-(-n // chunk), np.int64)
+            partials = _aligned("partial", helpers * slots.size, len(width), self._padded)
             inputs = _aligned("inputs", rows.prepared_floats(self.num, len(width)))
             loops.ffn(
-                x, inputs, *self._before, width, *self._weights, ids[:n], chunk, *self._rule, partials, out, active,
-                _counters, helpers,
+                x, inputs, *self._before, width, rows.side_of(self._row_bytes, len(width)), *self._weights, ids[:n],
+                chunk, *self._rule, partials, slots, out, active, _counters, helpers,
             )  # fmt: skip
 
 
