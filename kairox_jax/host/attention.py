@@ -25,7 +25,7 @@ ROWS_PER_CHUNK = 48
 STAGES = 5  # of a block: product, cache, heads, their rounding, product
 
 
-@kernel()
+@kernel(inner=True)
 def _norm(x, scale, bias, eps, out):
     """Write the RMS norm of each row, or its layer norm where there is a bias."""
     size = x.shape[1]
@@ -44,7 +44,7 @@ def _norm(x, scale, bias, eps, out):
     _add(bias, out)
 
 
-@kernel()
+@kernel(inner=True)
 def _add(bias, out):
     """Add a bias to each row; an empty one does nothing."""
     for b in range(out.shape[0]):
@@ -52,7 +52,7 @@ def _add(bias, out):
             out[b, d] += bias[d]
 
 
-@kernel()
+@kernel(inner=True)
 def _rotate(vector, cos, sin):
     """Turn the pairs (h, h + H/2) of one head in place."""
     half = cos.shape[0]
@@ -62,7 +62,7 @@ def _rotate(vector, cos, sin):
         vector[h + half] = second * cos[h] + first * sin[h]
 
 
-@kernel()
+@kernel(inner=True)
 def _place(qkv, bqkv, cos, sin, keys, values, cache_row, position, heads):
     """Add one token's bias, turn its queries and keys, and put keys and values into the cache."""
     kv_heads, size = keys.shape[1], keys.shape[3]
@@ -77,7 +77,7 @@ def _place(qkv, bqkv, cos, sin, keys, values, cache_row, position, heads):
         values[cache_row, head, position] = qkv[first : first + size]
 
 
-@kernel()
+@kernel(inner=True)
 def _attend_task(task, span, qkv, keys, values, cache_rows, positions, window, scores, mixed):
     """Attend with ``span`` heads of one token that share their keys."""
     kv_heads, size = keys.shape[1], keys.shape[3]
@@ -94,7 +94,7 @@ def _attend_task(task, span, qkv, keys, values, cache_rows, positions, window, s
     )
 
 
-@kernel()
+@kernel(inner=True)
 def _merge(x, attended, bo, norm, norm_bias, eps, parallel_block, h):
     """Add the attention to the residual stream, and normalise the FFN's input."""
     _add(bo, attended)
@@ -107,7 +107,7 @@ def _merge(x, attended, bo, norm, norm_bias, eps, parallel_block, h):
         _norm(x, norm, norm_bias, eps, h)
 
 
-@kernel()
+@kernel(inner=True)
 def _share(
     batch, num, wqkv, wqkv_mark, bqkv, wo, wo_mark, cos, sin, keys, values, cache_rows, positions, window, width,
     inputs, qkv, mixed, scores, attended, counters, helpers,

@@ -42,7 +42,7 @@ def _of_bits(typing_context, bits):  # type: ignore[no-untyped-def]
     return types.float32(types.int32), codegen
 
 
-@kernel()
+@kernel(inner=True)
 def exp(x):
     """Return exp of a float32, taken as at least -87 and at most 87. NaN stays."""
     x = _LEAST if x < _LEAST else x

@@ -20,7 +20,7 @@ _CHUNK = 32  # rows that a thread takes at a time
 _STAGES = 5  # first product, hidden units, second product, the rest's product, choice
 
 
-@kernel()
+@kernel(inner=True)
 def _prepare(x, normalise, eps, normed, mark, width, inputs):
     """Write the tokens, divided by their root mean square if they are to be, as the first product reads them."""
     for b in range(x.shape[0]):
@@ -35,7 +35,7 @@ def _prepare(x, normalise, eps, normed, mark, width, inputs):
     loops.prepare(normed, mark, width, inputs)
 
 
-@kernel()
+@kernel(inner=True)
 def _choose(b, scores, bias, threshold, y, rest_bias, chosen):
     """Compare one token's scores with the threshold, and complete its estimate of the rest."""
     for i in range(chosen.shape[1]):
@@ -45,7 +45,7 @@ def _choose(b, scores, bias, threshold, y, rest_bias, chosen):
         y[b, d] += rest_bias[d]
 
 
-@kernel()
+@kernel(inner=True)
 def _share(
     num, fc1, fc1_mark, fc1_bias, fc2, fc2_mark, bias, rest, rest_mark, rest_bias, threshold, width, inputs, hidden,
     scores, y, chosen, counters,

@@ -109,7 +109,7 @@ def _mix(typing_context, weights, values, count, size, out):  # type: ignore[no-
     return types.void(*(types.int64,) * 5), codegen
 
 
-@kernel()
+@kernel(inner=True)
 def _softmax(scores, scale):
     """Replace scaled scores by their exp over the largest one's; return the sum."""
     best = np.float32(-np.inf)
@@ -123,7 +123,7 @@ def _softmax(scores, scale):
     return total
 
 
-@kernel()
+@kernel(inner=True)
 def _ragged_scores(query, keys, out):
     for s in range(keys.shape[0]):
         total = np.float32(0)
@@ -132,7 +132,7 @@ def _ragged_scores(query, keys, out):
         out[s] = total
 
 
-@kernel()
+@kernel(inner=True)
 def _ragged_mix(weights, values, out):
     for s in range(values.shape[0]):
         for h in range(values.shape[1]):
