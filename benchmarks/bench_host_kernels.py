@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import numba
 import numpy as np
 from numba import prange
 
+from benchmarks import machine
 from kairox_jax.host import LayerFfn, Rule, matvec, residual_ffn, thread_count, threads
 from kairox_jax.host.compile import kernel
 from kairox_jax.quant import FORMATS, PackedRows, RecordLayout
@@ -245,13 +245,9 @@ def main() -> None:
     args = parser.parse_args()
     rng = np.random.default_rng(0)
     layer = threads.start()
-    machine = {
-        "cpu": platform.processor(),
-        "threads": thread_count(),
-        "layer": layer,
-        "numba": numba.__version__,
-    }
-    print(machine)
+    facts = machine.facts() | {"threads": thread_count(), "layer": layer}
+    facts["versions"]["numba"] = numba.__version__
+    print(facts)
     results: list[dict[str, Any]] = []
     parts = args.parts.split(",")
     if "model" in parts:
@@ -269,7 +265,7 @@ def main() -> None:
             results += bench_matvec(format, num_out, num, args.repeats, rng)
     print_table(results)
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+        args.json.write_text(json.dumps({"machine": facts, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -136,6 +136,25 @@ def disturbance(others: Sequence[float | None]) -> str:
     return f"\n\n**Do not quote this run: other processes took CPU time in its rounds ({shares}).**"
 
 
+def host_rows(record: Record) -> str:
+    """Random rows of the host's records beside a streaming read, and the time over that of every row."""
+    facts, by_case = record["machine"], dict[str, dict[str, Record]]()
+    for result in record["results"]:
+        by_case.setdefault(result["case"], {})[result["name"]] = result
+    rows = []
+    for case, found in by_case.items():
+        some = found.get("15 % of rows")
+        if some is not None:
+            stream = found["stream"]["gb_per_s"]
+            share = f"{100 * some['gb_per_s'] / stream:.0f} %"
+            cells = [f"{stream:.1f}", f"{some['gb_per_s']:.1f}", share, f"{some['times_dense']:.1f}"]
+            rows.append([case, *cells])
+    commit = (facts["git"]["commit"] or "unknown")[:10]
+    line = f"{facts['threads']} threads on {facts['cpu']}, commit {commit}, {facts['date'][:10]}:"
+    headers = ["records", "streaming read GB/s", "15 % of rows GB/s", "share", "x faster than all rows"]
+    return f"{line}\n\n{markdown_table(headers, rows)}"
+
+
 def gpu_table(part: str) -> Callable[[Record], str]:
     """Return the table of one part of ``benchmarks.gpu`` or ``bench_callback``; an empty record is not measured."""
 
@@ -165,6 +184,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "cpu_memory": cpu_memory,
     "cpu_bytes": cpu_bytes,
     "cpu_time": cpu_time,
+    "host_rows": host_rows,
     **{f"gpu_{part}": gpu_table(part) for part in GPU_PARTS},
 }
 
