@@ -63,7 +63,7 @@ def check(options: argparse.Namespace) -> None:
     if options.max_loss is not None and not (np.isfinite(options.max_loss) and options.max_loss > 0):
         raise ValueError(f"--max-loss {options.max_loss} must be above zero: nats per token, such as 0.1")
     if options.text_only and not options.text:
-        raise ValueError("--text-only leaves no text: name files with --text")
+        raise ValueError("--text-only leaves no text: name files after the model")
     if options.share is None and options.recall is None and options.max_loss is None:
         options.share = 0.54
 

@@ -73,7 +73,7 @@ def cut_windows(
     """
     chosen = sorted((d for d in documents if split_of(d.group) == split), key=lambda d: order_key(d.name))
     if not chosen:
-        raise ValueError(f"there is no text for {split}: give more or longer files with --text")
+        raise ValueError(f"there is no text for {split}: give more or longer texts")
     body = tokens - (bos_id is not None)
     rows: list[list[int]] = []
     kinds: list[str] = []
@@ -92,7 +92,7 @@ def cut_windows(
         kinds += [kind] * len(of_kind)
     if not rows:
         raise ValueError(
-            f"no text for {split} is as long as a window of {tokens} tokens: give longer files with --text, "
+            f"no text for {split} is as long as a window of {tokens} tokens: give longer texts, "
             "or a smaller --window"
         )
     return Windows(np.array(rows, np.int32), tuple(kinds), tuple(used))

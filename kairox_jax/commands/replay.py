@@ -188,6 +188,12 @@ def run_replay(args: argparse.Namespace) -> int:
     traces = [read_trace(path) for path in args.traces]
     check_same_model(traces)
     priors, prior_note = choose_priors(traces, args.prior)
+    if (
+        args.policy == "guide"
+        and not dict(args.param).get("warm_start")
+        and any(p is not None for p in priors)
+    ):
+        prior_note += "; guide starts neutral all the same, unless --param warm_start=true"
     if args.grouping is not None:
         grouping = load_grouping(args.grouping)
         if args.group_size not in (1, grouping.group_size):

@@ -33,7 +33,6 @@ _ELSEWHERE = {
 _FORMS = {
     "prompt": "expected a text, a list of texts, a list of token ids, or a list of such lists, none of them empty",
     "stop": "expected a text or a list of at most 16 texts, none of them empty",
-    "logit_bias": "expected token ids, written in digits, each with a bias from -100 to 100",
     "content": 'expected a text, or a list of {"type": "text", "text": ...}; only text is supported',
 }
 
@@ -129,6 +128,9 @@ def from_validation(errors: Any, route: str = "") -> ApiError:
             f"the body must be a JSON object with Content-Type application/json: {error['msg']}",
             code="invalid_json",
         )
+    if path.startswith("logit_bias.") and where[-1] == "[key]":
+        text = "logit_bias: its names are token ids in digits, of at most 9"
+        return ApiError(400, text, param="logit_bias", code="invalid_value")
     form = next((_FORMS[part] for part in where if part in _FORMS), None)
     if form is not None and error["type"] != "string_unicode":
         return ApiError(400, f"{path}: {form}", param=path, code="invalid_value")

@@ -69,6 +69,7 @@ def test_errors_have_openais_shape(server: Server, method: str, path: str, body:
         ),
         ("completions", {"prompt": "A", "stop": [1]}, "stop", "expected a text"),
         ("completions", {"prompt": "A", "logit_bias": {"3": "x"}}, "logit_bias.3", "valid number"),
+        ("completions", {"prompt": "A", "logit_bias": {"abc": 1}}, "logit_bias", "in digits"),
         ("completions", {"prompt": ["A"] * 65}, "prompt", "ask for fewer"),
     ],
 )

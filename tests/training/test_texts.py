@@ -93,7 +93,7 @@ def test_windows_are_cut_from_the_text() -> None:
 
 def test_too_little_text_is_refused() -> None:
     document = Document("a", "code", "a", "abc")
-    with pytest.raises(ValueError, match="no text for .* --text"):
+    with pytest.raises(ValueError, match="no text for .* longer texts"):
         cut_windows([], encode, "test", per_kind=2, tokens=4)
     with pytest.raises(ValueError, match="as long as a window of 4 tokens"):
         cut_windows([document], encode, split_of("a"), per_kind=2, tokens=4)

@@ -140,7 +140,7 @@ def test_mistakes_take_one_line(
         assert not (tmp_path / "out").exists()
 
     fails("empty.txt is empty", [str(tmp_path / "empty.txt")])
-    fails("--text", [str(tmp_path / "short.txt")])
+    fails("longer texts", [str(tmp_path / "short.txt")])
     fails("--max-loss 0.0 must be above zero", text, "--max-loss", "0")
     fails("--active-frac 1.5 must lie between 0 and 1", text, "--active-frac", "1.5")
     fails("--active-frac 0.01 is out of reach", text, "--active-frac", "0.01")
