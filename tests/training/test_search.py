@@ -77,7 +77,7 @@ def test_finds_the_largest_share(rate: float, scale: float, start: float) -> Non
     got = largest_share(measure, 0.05, start=start, most_steps=8)
     want = min(np.log(0.05 / scale) / rate, MOST_SHARE)
     assert got == 0 or measure(got) <= 0.05
-    assert want - 0.02 <= got <= want
+    assert want - 0.02 <= got <= want + 1e-12  # the logarithm rounds, the limit itself is checked above
     assert len(calls) <= 9 and all(0 < share <= MOST_SHARE for share in calls)
 
 
