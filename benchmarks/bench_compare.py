@@ -12,6 +12,9 @@ from benchmarks.machine import facts
 
 def main() -> None:
     """Print one JSON object; progress goes to stderr."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(f"{__doc__}\n\n`kairox compare --help` lists them.")
+        return
     command = [sys.executable, "-m", "kairox_jax", "compare", "--json", *sys.argv[1:]]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False, text=True)
     if done.returncode:
