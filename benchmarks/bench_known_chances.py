@@ -16,8 +16,8 @@ from benchmarks.bench_gap import serve
 from benchmarks.machine import facts
 from benchmarks.offline_bound import offline_bound
 from benchmarks.spread import spread
-from kairox_jax.balancing import Costs, Plan, Policy, Shape, Split, Static, initial_residents, table
-from kairox_jax.balancing.contract import Active, Prior, Resident
+from kairox_jax.balancing import Policy, Shape, Split, Static, initial_residents, table
+from kairox_jax.balancing.oracle import Foretold
 from kairox_jax.balancing.split import SplitState
 from kairox_jax.sim import ReplaySettings, Trace, replay
 from kairox_jax.sim.generate import GeneratorSettings, generate, hidden_parts
@@ -39,24 +39,12 @@ def chances(parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]], horizon: int
     return found
 
 
-class Told(Split):
+class Told(Foretold):
     """``split`` with the true chances in place of momentum."""
 
     def __init__(self, chances: list[np.ndarray], price: float = 0.0) -> None:
         super().__init__(price=price, refit=False)
         self._chances = chances
-
-    def init(self, shape: Shape, prior: Prior | None) -> SplitState:
-        """Begin before the first step of each layer."""
-        self._step = [-1] * shape.num_layers
-        return super().init(shape, prior)
-
-    def plan(
-        self, state: SplitState, layer: int, active: Active, resident: Resident, costs: Costs
-    ) -> tuple[SplitState, Plan]:
-        """Plan as ``split`` does, one step later than the layer's last plan."""
-        self._step[layer] += 1
-        return super().plan(state, layer, active, resident, costs)
 
     def _expected(self, state: SplitState, layer: int) -> tuple[np.ndarray, float]:
         return self._chances[self._step[layer]][layer], 1.0

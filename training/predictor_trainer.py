@@ -101,9 +101,10 @@ class Trainer:
         facts = {
             "model": fingerprint(self.source),
             "text": ids,
-            "start": None if self.given is None else self.given.meta.get("fingerprint"),
             **{n: getattr(self.options, n) for n in names},
         }
+        if self.given is not None:
+            facts["start"] = _digest(self.given)
         file = self.work / "run.json"
         if not file.exists():
             self.work.mkdir(parents=True, exist_ok=True)
@@ -335,6 +336,16 @@ class Trainer:
                     bar.update(o.steps)
                 result.append(_load_fitted(file))
         return result
+
+
+def _digest(predictors: Predictors) -> str:
+    """Return a hash of every layer's rows and threshold."""
+    digest = hashlib.sha256()
+    for layer in predictors.layers:
+        for packed in (layer.fc1, layer.fc2, *(() if layer.rest is None else (layer.rest,))):
+            digest.update(packed.data.tobytes())
+        digest.update(np.float64(layer.threshold).tobytes())
+    return digest.hexdigest()
 
 
 def _or_zeros(bias: np.ndarray | None, rows: PackedRows) -> np.ndarray:

@@ -15,7 +15,23 @@ from kairox_jax.balancing.split import Split, SplitState
 HORIZON = 16  # steps looked ahead: at the default discount the rest weighs less than 2e-5
 
 
-class Oracle(Split):
+class Foretold(Split):
+    """``split`` whose expected reuse comes from outside, by the number of the step that a layer's plan follows."""
+
+    def init(self, shape: Shape, prior: Prior | None) -> SplitState:
+        """Begin before the first step of each layer."""
+        self._step = [-1] * shape.num_layers
+        return super().init(shape, prior)
+
+    def plan(
+        self, state: SplitState, layer: int, active: Active, resident: Resident, costs: Costs
+    ) -> tuple[SplitState, Plan]:
+        """Plan as ``split`` does, one step later than the layer's last plan."""
+        self._step[layer] += 1
+        return super().plan(state, layer, active, resident, costs)
+
+
+class Oracle(Foretold):
     """Ranks by sum of discount ** k * activation k + 1 steps ahead, as far as the trace reaches.
 
     Args:
@@ -32,18 +48,6 @@ class Oracle(Split):
         if not 0 < discount < 1:
             raise ValueError(f"discount {discount} must be in (0, 1)")
         self._future, self._discount = future, discount
-
-    def init(self, shape: Shape, prior: Prior | None) -> SplitState:
-        """Begin before the first step of each layer."""
-        self._step = [-1] * shape.num_layers
-        return super().init(shape, prior)
-
-    def plan(
-        self, state: SplitState, layer: int, active: Active, resident: Resident, costs: Costs
-    ) -> tuple[SplitState, Plan]:
-        """Plan as ``split`` does, one step later than the layer's last plan."""
-        self._step[layer] += 1
-        return super().plan(state, layer, active, resident, costs)
 
     def _expected(self, state: SplitState, layer: int) -> tuple[np.ndarray, float]:
         """Return the true discounted reuse after the step whose activations the plan was given."""

@@ -31,9 +31,8 @@ def _ffn_share(
     A thread writes to partials of its own, the same ones in each call: they stay in its cache.
     """
     chunks = slots.shape[0]
-    used = chunks * crew.take(
-        counters, 2
-    )  # a number for each thread; prange's own has another type: two compilations
+    # A number for each thread: prange's own has another type, which would be compiled twice.
+    used = chunks * crew.take(counters, 2)
     c = crew.take(counters, 0)
     while c < chunks:
         begin, end = c * chunk, min((c + 1) * chunk, ids.shape[0])

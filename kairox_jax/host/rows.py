@@ -46,8 +46,8 @@ WIDTHS = (1, 4, 8)
 # Rows that a pass over one token reads side by side. The processor itself reads ahead in each of them, while its window
 # of instructions holds too little of one row to keep memory busy beside the decoding. Random q4_0 records of 4096
 # weights as a share of a streaming read, in one run of a bare loop with one, two, four rows at a time: 36, 39, 52 %.
-LONG_ROW_BYTES = 1024
 SIDE_BY_SIDE, ALONE = (0,) * 4, (0,)  # told by a tuple's length as well
+LONG_ROW_BYTES = 1024  # of an FFN: with shorter rows the queues cost more than the streams gain
 
 
 def host_formats() -> tuple[str, ...]:

@@ -12,9 +12,8 @@ from kairox_jax.host.decode import FLAGS, I32, I64, INT8, LAYOUTS, prefetch
 
 # How far ahead of a loop memory is asked for, into the second cache.
 AHEAD_BYTES = 1024
-UNROLL = (
-    4  # blocks of 32 weights; one where several rows are read at a time, which is as fast and compiles faster
-)
+# Blocks of 32 weights; one where several rows are read at a time, which is as fast and compiles faster.
+UNROLL = 4
 
 
 def walk(

@@ -162,6 +162,16 @@ def test_goes_on_from_given_predictors(
     assert second["started_from"]["started_from"]["command"] == alone["command"]
     assert str(tmp_path) not in second["command"]
     capsys.readouterr()
+    work = f"--work {tmp_path}/work --out {tmp_path}/fourth"
+    (tmp_path / "work").mkdir()
+    kept = predictors.Trainer.run
+    with pytest.MonkeyPatch.context() as patch:  # a run that ends early leaves its folder
+        patch.setattr(predictors.Trainer, "run", lambda self: (_ for _ in ()).throw(ValueError("cut short")))
+        assert kairox(f"{train} {more} --start {tmp_path}/alone {work}") == 2
+    assert predictors.Trainer.run is kept
+    capsys.readouterr()
+    assert kairox(f"{train} {more} --start {tmp_path}/first {work}") == 2
+    assert "holds a run with another start" in capsys.readouterr().err
     assert kairox(f"{train} --distil-steps 0 --start {tmp_path}/alone --out {tmp_path}/third") == 2
     assert "--start goes on with training all layers together" in capsys.readouterr().err
 
