@@ -12,21 +12,22 @@ from jaxtyping import Array, Float, Int
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.engine.dense_part import DeviceDense
-from kairox_jax.engine.programs import Leaves, Rebuild, attend_length, prefill_program, some_rows
-from kairox_jax.models import KVCache, Norm
+from kairox_jax.engine.prefill_programs import prefill_program
+from kairox_jax.engine.programs import Leaves, Rebuild, attend_length, some_rows
+from kairox_jax.models import Norm
 from kairox_jax.placement import NeuronStore
 from kairox_jax.quant import SharedScales
 
 CHUNKS = (16, 64, 256)  # padded lengths of a piece of prompt, so that three shapes compile
 # On a CPU device, where no weight is streamed and a padded token costs as much as any other.
 HOST_CHUNKS = (16, 32, 64, 128, 256)
-# Of a batch: a piece of 128 tokens of SmolLM2-135M holds the others up for 0.3 s, one of 256 for 0.5 s.
+# Of a batch: a piece of 128 tokens of SmolLM2-135M holds the others up for 0.2 s, one of 256 for 0.4 s.
 HOST_BATCH_CHUNKS = (16, 32, 64, 128)
-# Prompts that run in one piece, and its padded tokens. One of 64 tokens takes 182 ms, two 261 ms, four 405 ms, because
-# every neuron is unpacked once for all of them (on an accelerator: streamed to it).
+# Prompts that run in one piece, and its padded tokens. One of 64 tokens takes 135 ms, two 223 ms, four 390 ms, because
+# every neuron is unpacked once for all of them (on an accelerator: streamed to it) and larger products are faster.
 GROUPS, MAX_TOGETHER = (4, 2, 1), 256
 # So many steps at a prompt's end are shorter than one more piece: of SmolLM2-135M on 2 cores a step of 8 tokens takes
-# 45 ms and a piece of 16 takes 105 ms.
+# 28 ms and a piece of 16 takes 74 ms.
 LAST_STEPS = 2
 
 
@@ -92,7 +93,6 @@ class Prefill:
     ) -> None:
         self.sizes = sizes
         self.store, self.dense, self.thresholds, self.scales = store, dense, thresholds, scales
-        self._layer = prefill_program(dense.rebuild, dense.config)
         self._biases: list[tuple[Array, Array] | None] = [None] * dense.config.num_layers
         if store.biases is not None and dense.down_biases is not None:
             pairs = zip(store.biases, dense.down_biases, strict=True)
@@ -126,69 +126,48 @@ class Prefill:
         return last_rows(x, at)
 
     def _run(self, ids: Int[np.ndarray, "n T"], prompts: Sequence[Piece]) -> Float[Array, "n T D"]:
-        dense = self.dense
+        """Run every layer over the padded tokens of one piece of each prompt, and fill the cache."""
+        raise NotImplementedError
+
+    def prepare(self) -> bool:
+        """Compile one more shape of a piece while nothing else is to do; return whether there was one."""
+        return False
+
+
+class DevicePrefill(Prefill):
+    """A ``Prefill`` whose cache is on the device; each layer's records are sent there one layer ahead."""
+
+    def __init__(self, store: NeuronStore, dense: DeviceDense, **settings: Any) -> None:
+        super().__init__(store, dense, sizes=CHUNKS, **settings)
+        self._on_device = dense
+        self._layer = prefill_program(dense.rebuild, dense.config)
+
+    def _run(self, ids: Int[np.ndarray, "n T"], prompts: Sequence[Piece]) -> Float[Array, "n T D"]:
+        dense = self._on_device
         start = np.array([piece.start for piece in prompts], np.int32)
+        rows = some_rows(np.array([piece.row for piece in prompts], np.int32), dense.batch)
         x = dense.embed(ids, start)
         attend = attend_length(int(start.max()) + ids.shape[1], dense.length)
         records = jax.device_put(self.store.layers[0])
         for layer in range(dense.config.num_layers):
             ahead = layer + 1 < dense.config.num_layers
             following = jax.device_put(self.store.layers[layer + 1]) if ahead else None
-            cache, rows = self._take_cache(layer, prompts, attend)
-            x, cache = self._run_layer(layer, records, x, start, rows, cache, attend)
-            self._put_cache(layer, cache, prompts)
+            x, dense.caches[layer] = self._layer(
+                dense.attention[layer],
+                dense.ffn_norms[layer],
+                records,
+                self.scales[layer],
+                self._biases[layer],
+                np.float32(self.thresholds[layer]),
+                x,
+                start,
+                rows,
+                dense.caches[layer],
+                attend,
+                self.store.layouts[layer],
+            )
             records = following
         return x
-
-    def _run_layer(
-        self, layer: int, records: Any, x: Any, start: Any, rows: Any, cache: KVCache, attend: int
-    ) -> tuple[Float[Array, "n T D"], KVCache]:
-        """Run one layer; arguments as of ``prefill_program``."""
-        return self._layer(
-            self.dense.attention[layer],
-            self.dense.ffn_norms[layer],
-            records,
-            self.scales[layer],
-            self._biases[layer],
-            np.float32(self.thresholds[layer]),
-            x,
-            start,
-            rows,
-            cache,
-            attend,
-            self.store.layouts[layer],
-        )
-
-    def prepare(self) -> bool:
-        """Compile one more shape of a piece while nothing else is to do; return whether there was one."""
-        return False
-
-    def _take_cache(
-        self, layer: int, prompts: Sequence[Piece], attend: int
-    ) -> tuple[KVCache, Int[np.ndarray, " n"] | None]:
-        """Return what the program reads and donates, and which of its rows the sequences have."""
-        raise NotImplementedError
-
-    def _put_cache(self, layer: int, cache: KVCache, prompts: Sequence[Piece]) -> None:
-        """Keep the new positions of the sequences."""
-        raise NotImplementedError
-
-
-class DevicePrefill(Prefill):
-    """A ``Prefill`` whose cache is on the device."""
-
-    def __init__(self, store: NeuronStore, dense: DeviceDense, **settings: Any) -> None:
-        super().__init__(store, dense, sizes=CHUNKS, **settings)
-        self._on_device = dense
-
-    def _take_cache(
-        self, layer: int, prompts: Sequence[Piece], attend: int
-    ) -> tuple[KVCache, Int[np.ndarray, " n"] | None]:
-        rows = np.array([piece.row for piece in prompts], np.int32)
-        return self._on_device.caches[layer], some_rows(rows, self._on_device.batch)
-
-    def _put_cache(self, layer: int, cache: KVCache, prompts: Sequence[Piece]) -> None:
-        self._on_device.caches[layer] = cache
 
 
 @jax.jit

@@ -17,9 +17,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from kairox_jax.config import ModelConfig
-from kairox_jax.models import KVCache, Norm, neuron_values, normalise
-from kairox_jax.placement import SlotArrays, down_rows, unpack_records
-from kairox_jax.quant import RecordLayout, SharedScales
+from kairox_jax.models import KVCache, Norm, normalise
+from kairox_jax.placement import SlotArrays, down_rows
+from kairox_jax.quant import SharedScales
 from pallas_kernels import Rows
 from pallas_kernels.gather_down import gather_down
 from pallas_kernels.gather_gate_up import gather_gate_up
@@ -79,17 +79,17 @@ def block_program(rebuild: Rebuild) -> Callable[..., tuple[Array, KVCache]]:
     def run(
         leaves: Leaves, x: Array, start: Array, rows: Array | None, cache: KVCache, attend: int
     ) -> tuple[Array, KVCache]:
-        return _attend_rows(rebuild(leaves), x, start, rows, cache, attend)
+        return attend_rows(rebuild(leaves), x, start, rows, cache, attend)
 
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
 
 
-def _ffn_input(config: ModelConfig, norm: Norm[Array], before: Array, attended: Array) -> Array:
+def ffn_input(config: ModelConfig, norm: Norm[Array], before: Array, attended: Array) -> Array:
     """Normalise the residual stream after attention, or before it where the two run in parallel."""
     return normalise(before if config.parallel_block else attended, norm.scale, norm.bias, config.norm_eps)
 
 
-def _attend_rows(
+def attend_rows(
     module: Any, x: Array, start: Array, rows: Array | None, cache: KVCache, attend: int
 ) -> tuple[Array, KVCache]:
     """Attend with some rows of a cache: x [n,T,D], start and rows [n]; None for rows takes all, in order.
@@ -129,49 +129,12 @@ def front_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tuple[
         attend: int,
     ) -> tuple[Array, Array, KVCache]:
         x = x + y_device + y_host
-        y, cache = _attend_rows(rebuild(leaves), x[:, None], start, rows, cache, attend)
+        y, cache = attend_rows(rebuild(leaves), x[:, None], start, rows, cache, attend)
         attended = x + y[:, 0]
-        h = _ffn_input(config, ffn_norm, x, attended)
+        h = ffn_input(config, ffn_norm, x, attended)
         return attended, h, cache
 
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
-
-
-def prefill_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tuple[Array, KVCache]]:
-    """Compile a layer over many tokens with the FFN read from its neuron records.
-
-    ``(leaves, ffn_norm, records [F,bytes], scales, biases, threshold [], x [n,T,D], start [n], rows, cache, attend,
-    layout) -> x, cache``: ``scales`` is the layer's table of shared scales or None, ``biases`` are up [F] and down
-    [D] or None, ``rows`` is as for ``front_program``. Every neuron is computed and the inactive ones are dropped:
-    the same function as ``exact``. The records are an argument, so that they are streamed to a device that cannot
-    hold them, one layer ahead of the computation.
-    """
-
-    def run(
-        leaves: Leaves,
-        ffn_norm: Norm[Array],
-        records: Array,
-        scales: SharedScales | None,
-        biases: tuple[Array, Array] | None,
-        threshold: Array,
-        x: Array,
-        start: Array,
-        rows: Array | None,
-        cache: KVCache,
-        attend: int,
-        layout: RecordLayout,
-    ) -> tuple[Array, KVCache]:
-        y, cache = _attend_rows(rebuild(leaves), x, start, rows, cache, attend)
-        attended = x + y
-        h = _ffn_input(config, ffn_norm, x, attended)
-        *gate, up, down = unpack_records(records, layout, scales)
-        gate_product, up_product = h @ gate[0].T if gate else None, h @ up.T
-        if biases is not None:
-            up_product, attended = up_product + biases[0][None, None, :], attended + biases[1][None, None, :]
-        z, _ = neuron_values(gate_product, up_product, config.activation, threshold)
-        return attended + z @ down, cache
-
-    return jax.jit(run, static_argnames=("attend", "layout"), donate_argnames="cache")
 
 
 def resident_program(

@@ -1,4 +1,4 @@
-"""Inner loop over the shared-scale columns of one block of neurons, as LLVM vector IR.
+"""Inner loops over the shared-scale columns of one block of neurons, as LLVM vector IR.
 
 out[d] += scale[d] * sum_k z_k (code_k[d] - zero) + minimum[d] * sum_k z_k, for the active neurons k of the block: the
 codes are summed first and scaled once. See ``quant.columns`` for the bytes.
@@ -13,6 +13,7 @@ from numba import extending, types
 from numba.core import cgutils
 
 from kairox_jax.host.decode import (
+    BLOCK,
     FIRST_COLUMN,
     FLAGS,
     FLOAT,
@@ -115,3 +116,42 @@ def add_columns(typing_context, mark, width, columns, factors, count, scales, mi
         return context.get_dummy_value()
 
     return types.void(mark, width, *(types.int64,) * 8), codegen
+
+
+@intrinsic
+def unpack_column(typing_context, mark, column, scales, minima, out, num):  # type: ignore[no-untyped-def]
+    """Write a column's ``num`` weights to ``out``; ``scales`` and ``minima`` are those of its block of neurons."""
+    code = mark.count
+    group_bytes = 32 if code == Q8_0_COLUMN else 16
+
+    def codegen(context, b, signature, args):
+        if code < FIRST_COLUMN:
+            return context.get_dummy_value()
+        _, column, scales, minima, out, num = args
+        target, last = target_of(context), cgutils.alloca_once(b, ir.ArrayType(FLOAT, BLOCK))
+
+        def group(index: Any, place: Any) -> None:
+            halves = b.shl(index, ir.Constant(I64, 6))  # bytes of 32 float16
+            codes = b.add(column, b.mul(index, ir.Constant(I64, group_bytes)))
+            for part, level in enumerate(_levels(b, code, codes, 0, target)):
+                scale = half_to_float(b, load(b, b.add(scales, halves), 2 * LANES * part, V16), target)
+                weights = b.fmul(level, scale, flags=FLAGS)
+                if code == Q4_1_COLUMN:
+                    least = half_to_float(b, load(b, b.add(minima, halves), 2 * LANES * part, V16), target)
+                    weights = b.fadd(weights, least, flags=FLAGS)
+                store(b, weights, place, 4 * LANES * part)
+
+        whole = b.lshr(num, ir.Constant(I64, 5))
+        with cgutils.for_range(b, whole) as loop:
+            group(loop.index, b.add(out, b.shl(loop.index, ir.Constant(I64, 7))))
+        begun = b.shl(whole, ir.Constant(I64, 5))
+        with b.if_then(b.icmp_unsigned("<", begun, num)):
+            rest = b.ptrtoint(last, I64)
+            group(whole, rest)
+            with cgutils.for_range(b, b.sub(num, begun)) as loop:
+                at = b.shl(loop.index, ir.Constant(I64, 2))
+                place = b.add(out, b.shl(begun, ir.Constant(I64, 2)))
+                store(b, load(b, b.add(rest, at), 0, FLOAT), b.add(place, at), 0)
+        return context.get_dummy_value()
+
+    return types.void(mark, *(types.int64,) * 5), codegen

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tiny_model import DENSE_PARTS, GREEDY, MODELS, VOCAB, hybrid_of, relative_error, tiny_engine
 
 from kairox_jax.balancing import Plan
+from kairox_jax.engine import host_prefill
 from kairox_jax.engine.prefill import CHUNKS, HOST_CHUNKS, Piece, pieces, whole_pieces
 
 TOLERANCE = 1e-5  # float32 sums in another order
@@ -84,6 +85,19 @@ def test_prompts_share_a_piece(dense_part: str) -> None:
         assert relative_error(hybrid.step(*steps)[0], want_next) < TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["relu-llama", "bamboo", "opt"])
+def test_a_layer_may_be_unpacked_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny_engine(MODELS / name, gpu_cache_neurons=40, context_length=256) as engine:
+        want = hybrid_of(engine).prefill_logits(IDS[:100], 0, 0).copy()
+    monkeypatch.setattr(host_prefill, "SLICE_BYTES", 32 * 3 * 4 * 64)
+    assert host_prefill.slices(160, 3 * 4 * 64) == [(0, 32), (32, 64), (64, 96), (96, 128), (128, 160)]
+    assert host_prefill.slices(150, 2 * 4 * 64) == [(0, 32), (32, 64), (64, 96), (96, 128), (128, 150)]
+    with tiny_engine(MODELS / name, gpu_cache_neurons=40, context_length=256) as engine:
+        hybrid = hybrid_of(engine)
+        for _ in range(2):
+            assert relative_error(hybrid.prefill_logits(IDS[:100], 0, 0), want) < TOLERANCE
+
+
 def test_the_ends_of_prompts_share_steps() -> None:
     cuts = [(0, 3, 2), (40, 46, 0), (7, 8, 3)]  # ten tokens: three steps of four
     with tiny_engine(gpu_cache_neurons=40, parallel=4, context_length=256) as engine:
@@ -128,13 +142,14 @@ def test_shapes_are_prepared_without_a_trace_in_the_cache() -> None:
         prepared = 0
         while engine.prepare():
             prepared += 1
-        compiled = hybrid.prefill._layer._cache_size()  # type: ignore[attr-defined]
-        assert prepared == 8  # one prompt or two, of 16, 32, 64 and 128 tokens
+        compiled = hybrid.prefill._front._cache_size()  # type: ignore[attr-defined]
+        assert prepared == 12  # one prompt or two, of 16, 32, 64 and 128 tokens; one that begins as another
         np.testing.assert_array_equal(hybrid.step(*step)[0], want)
         pieces = [Piece(IDS[:60], 0, row) for row in range(2)]
         hybrid.prefill.together(pieces)
         hybrid.prefill.together(pieces[:1])
-        assert hybrid.prefill._layer._cache_size() == compiled  # type: ignore[attr-defined]
+        hybrid.prefill.together([Piece(IDS[20:60], 20, 0)])
+        assert hybrid.prefill._front._cache_size() == compiled  # type: ignore[attr-defined]
 
 
 def test_a_prompt_does_not_depend_on_where_the_neurons_are_if_a_threshold_drops_them() -> None:

@@ -1,0 +1,107 @@
+"""Compiled programs of the prefill: a layer over many tokens, whole on a device, in parts beside the host's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from kairox_jax.config import ModelConfig
+from kairox_jax.engine.programs import Leaves, Rebuild, attend_rows, ffn_input
+from kairox_jax.models import KVCache, Norm, neuron_values
+from kairox_jax.placement import unpack_records
+from kairox_jax.quant import RecordLayout, SharedScales
+
+
+def prefill_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tuple[Array, KVCache]]:
+    """Compile a layer over many tokens with the FFN read from its neuron records.
+
+    ``(leaves, ffn_norm, records [F,bytes], scales, biases, threshold [], x [n,T,D], start [n], rows, cache, attend,
+    layout) -> x, cache``: ``scales`` is the layer's table of shared scales or None, ``biases`` are up [F] and down
+    [D] or None, ``rows`` is as for ``front_program``. Every neuron is computed and the inactive ones are dropped:
+    the same function as ``exact``. The records are an argument, so that they are streamed to a device that cannot
+    hold them, one layer ahead of the computation.
+    """
+
+    def run(
+        leaves: Leaves,
+        ffn_norm: Norm[Array],
+        records: Array,
+        scales: SharedScales | None,
+        biases: tuple[Array, Array] | None,
+        threshold: Array,
+        x: Array,
+        start: Array,
+        rows: Array | None,
+        cache: KVCache,
+        attend: int,
+        layout: RecordLayout,
+    ) -> tuple[Array, KVCache]:
+        y, cache = attend_rows(rebuild(leaves), x, start, rows, cache, attend)
+        attended = x + y
+        h = ffn_input(config, ffn_norm, x, attended)
+        *gate, up, down = unpack_records(records, layout, scales)
+        gate_product, up_product = h @ gate[0].T if gate else None, h @ up.T
+        if biases is not None:
+            up_product, attended = up_product + biases[0][None, None, :], attended + biases[1][None, None, :]
+        z, _ = neuron_values(gate_product, up_product, config.activation, threshold)
+        return attended + z @ down, cache
+
+    return jax.jit(run, static_argnames=("attend", "layout"), donate_argnames="cache")
+
+
+def prompt_front_program(
+    rebuild: Rebuild, config: ModelConfig
+) -> Callable[..., tuple[Array, Array, KVCache]]:
+    """Compile what comes before a layer's FFN over many tokens.
+
+    ``(leaves, ffn_norm, down_bias [D] or None, x [n,T,D], start [n], cache, attend)`` gives the residual stream with
+    the bias [n,T,D], the FFN's input [n,T,D] and the cache (donated), all of whose rows are used in order. Without a
+    cache, and then without ``attend``, there are no earlier positions, and that which is returned holds the new alone.
+    """
+
+    def run(
+        leaves: Leaves,
+        ffn_norm: Norm[Array],
+        down_bias: Array | None,
+        x: Array,
+        start: Array,
+        cache: KVCache | None,
+        attend: int | None,
+    ) -> tuple[Array, Array, KVCache]:
+        y, cache = rebuild(leaves)(x, start, cache, attend=attend)
+        attended = x + y
+        h = ffn_input(config, ffn_norm, x, attended)
+        return attended if down_bias is None else attended + down_bias[None, None, :], h, cache
+
+    return jax.jit(run, static_argnames="attend", donate_argnames="cache")
+
+
+@partial(jax.jit, static_argnames="activation")
+def add_neurons(
+    x: Float[Array, "n T D"],
+    h: Float[Array, "n T D"],
+    matrices: tuple[Float[Array, "F D"], ...],
+    up_bias: Float[Array, " F"] | None,
+    threshold: np.float32,
+    activation: str,
+) -> Float[Array, "n T D"]:
+    """Add what some neurons give of the FFN's input ``h`` to ``x``; every one is computed, the inactive are dropped.
+
+    Args:
+        x: the residual stream.
+        h: the FFN's input.
+        matrices: the neurons' gate rows where there are such, up rows, and down columns.
+        up_bias: of these neurons, or None.
+        threshold: of their activation.
+        activation: of the model.
+    """
+    *gate, up, down = matrices
+    gate_product, up_product = h @ gate[0].T if gate else None, h @ up.T
+    if up_bias is not None:
+        up_product = up_product + up_bias[None, None, :]
+    z, _ = neuron_values(gate_product, up_product, activation, threshold)
+    return x + z @ down
