@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
-import numpy as np
 from jaxtyping import Array, Float
 
 from kairox_jax.config import ModelConfig
@@ -72,10 +71,10 @@ def prompt_front_program(
         cache: KVCache | None,
         attend: int | None,
     ) -> tuple[Array, Array, KVCache]:
-        y, cache = rebuild(leaves)(x, start, cache, attend=attend)
+        y, filled = rebuild(leaves)(x, start, cache, attend=attend)
         attended = x + y
         h = ffn_input(config, ffn_norm, x, attended)
-        return attended if down_bias is None else attended + down_bias[None, None, :], h, cache
+        return attended if down_bias is None else attended + down_bias[None, None, :], h, filled
 
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
 
@@ -86,7 +85,7 @@ def add_neurons(
     h: Float[Array, "n T D"],
     matrices: tuple[Float[Array, "F D"], ...],
     up_bias: Float[Array, " F"] | None,
-    threshold: np.float32,
+    threshold: float | Array,
     activation: str,
 ) -> Float[Array, "n T D"]:
     """Add what some neurons give of the FFN's input ``h`` to ``x``; every one is computed, the inactive are dropped.
