@@ -260,6 +260,10 @@ class ModelConfig:
             raise ValueError(f"rope_theta {self.rope_theta} must be positive")
 
 
+# Of PlacementConfig: what only the policy guide reads.
+GUIDE_SETTINGS = ("tam_beta", "tam_threshold", "tam_evict", "anb_enable")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlacementConfig:
     """Where neurons live and which policy moves them.
@@ -269,7 +273,8 @@ class PlacementConfig:
         gpu_cache_neurons: slots per layer, or None to take what the budget leaves.
         slot_format: what a device slot holds: ``packed`` the file's own blocks, ``float32`` unpacked weights;
             ``auto`` is packed on accelerators, float32 on XLA's CPU backend.
-        policy: a key of ``kairox_jax.balancing.POLICIES``.
+        policy: a key of ``kairox_jax.balancing.POLICIES``; ``auto`` is split, or guide where one of guide's settings,
+            the four that follow, is not its default.
         tam_beta: momentum kept per step, in [0, 1).
         tam_threshold: momentum from which a neuron is promoted, in (0, 1].
         tam_evict: momentum under which a resident is evicted, in [0, tam_threshold].
@@ -285,7 +290,7 @@ class PlacementConfig:
     vram_budget_bytes: int | None = None
     gpu_cache_neurons: int | None = None
     slot_format: str = "auto"
-    policy: str = "guide"
+    policy: str = "auto"
     tam_beta: float = 0.90
     tam_threshold: float = 0.35
     tam_evict: float = 0.08
@@ -326,6 +331,14 @@ class PlacementConfig:
             raise ValueError(
                 f"--host-activations {self.host_activations} needs --host-callback split, not {self.host_callback}"
             )
+
+    @property
+    def policy_name(self) -> str:
+        """The policy, ``auto`` resolved."""
+        if self.policy != "auto":
+            return self.policy
+        changed = any(getattr(self, name) != getattr(type(self), name) for name in GUIDE_SETTINGS)
+        return "guide" if changed else "split"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,6 +154,17 @@ def test_variables_and_that_flags_win(capsys, monkeypatch):
     assert api.opened[0][1]["placement"].anb_enable
 
 
+def test_a_flag_of_guide_chooses_it(capsys, monkeypatch):
+    def chosen(*words: str) -> str:
+        return generate(capsys, "-p", "a", *words)[3].opened[0][1]["placement"].policy_name
+
+    assert chosen() == chosen("--mode", "dense") == "split"
+    assert chosen("--tam-beta", "0.9") == chosen("--anb-enable") == chosen("--no-anb") == "guide"
+    assert chosen("--policy", "lru") == "lru"
+    monkeypatch.setenv("KAIROX_TAM_BETA", "0.9")
+    assert chosen() == "guide"
+
+
 def test_bad_variable_is_named(capsys, monkeypatch):
     monkeypatch.setenv("KAIROX_SEED", "x")
     status, _, err, _ = generate(capsys, "-p", "hi")

@@ -137,7 +137,21 @@ def test_generation_is_checked(field: str, value: Any) -> None:
 def test_the_guides_defaults() -> None:
     placement = PlacementConfig()
     assert (placement.tam_beta, placement.tam_threshold, placement.tam_evict) == (0.90, 0.35, 0.08)
-    assert placement.policy == "guide" and placement.anb_enable
+    assert placement.anb_enable
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, "split"),
+        ({"tam_evict": 0.1}, "guide"),
+        ({"anb_enable": False}, "guide"),
+        ({"policy": "lru"}, "lru"),
+        ({"policy": "split", "tam_beta": 0.5}, "split"),  # refused where it is made
+    ],
+)
+def test_a_setting_of_guide_chooses_it(settings: dict[str, Any], name: str) -> None:
+    assert PlacementConfig(**settings).policy_name == name
 
 
 REFUSED_MODELS = [

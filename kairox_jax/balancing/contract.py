@@ -70,6 +70,9 @@ class Costs:
         gpu_ms_second: device time of the second pass over records that were waited for.
         cpu_ms_fixed: host time of this layer's FFN without any residual, paid when there is one.
         record_bytes: bytes of one record.
+        step_ms_fixed: what any load adds to the step itself, however early it arrives: it is taken into its slot
+            between two computations.
+        step_ms_per_record: what one more record adds to that, where the link shares the host's cores.
         foreseen: what is active is what the layer will compute next; else what it computed in the last step.
     """
 
@@ -84,6 +87,8 @@ class Costs:
     gpu_ms_second: float = 0.0
     cpu_ms_fixed: float = 0.0
     record_bytes: int = 0
+    step_ms_fixed: float = 0.0
+    step_ms_per_record: float = 0.0
     foreseen: bool = True
 
     def __post_init__(self) -> None:

@@ -102,6 +102,9 @@ class Split:
         state.turns[layer] += 1
         if load.size < time.in_time and not self.price and (state.turns[layer] + layer) % IDLE_TURN == 0:
             load, evict = self._use_idle_link(state, layer, active, resident, load, evict, costs, time)
+        if load.size and not self._pays(state, layer, active, load, evict, costs, time):
+            load, evict, wait = load[:0], evict[:0], 0
+            left = float(active[~resident].sum())
         state.forecast[layer] = (time.host_ms(left), time.link_ms(load.size))
         state.waits += waits
         return state, Plan(load, evict, wait=wait)
@@ -236,6 +239,28 @@ class Split:
         paired = min(max(more.size - free, 0), leave.size)
         better = int(np.count_nonzero((gains[free : free + paired] + losses[:paired]) * factor > self.margin))
         return np.concatenate([load, more[: free + better]]), np.concatenate([evict, leave[:better]])
+
+    def _pays(
+        self,
+        state: SplitState,
+        layer: int,
+        active: Active,
+        load: np.ndarray,
+        evict: np.ndarray,
+        costs: Costs,
+        time: LayerTime,
+    ) -> bool:
+        """Say whether a plan saves the host what it costs the step, in this step or within 1 / ``again`` steps."""
+        price = costs.step_ms_fixed + costs.step_ms_per_record * load.size
+        if price <= 0:
+            return True
+        row, factor = self._expected(state, layer)
+        gain = float(row.take(load).sum() - row.take(evict[: load.size]).sum()) * factor
+        if self.again:
+            gain /= self.again
+        if costs.foreseen:
+            gain += float(active.take(load).sum())
+        return gain * time.cpu > price
 
     def feedback(self, state: SplitState, layer: int | None, times: Times) -> SplitState:
         """Correct the costs by how far the layer's measured times are from the forecast."""

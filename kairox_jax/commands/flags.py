@@ -93,13 +93,15 @@ def resolve(args: argparse.Namespace, environ: Mapping[str, str]) -> argparse.Na
         environ: where ``KAIROX_*`` are looked up; an empty variable counts as not set.
 
     Returns:
-        A new namespace with every flag's value, and ``given``: the names of those from the command line.
+        A new namespace with every flag's value, ``given``: the names of those from the command line, and ``chosen``:
+        of those from there or from a variable.
 
     Raises:
         UsageError: a text cannot be converted; the message names the flag or the variable.
     """
     values = dict(vars(args))
     given = {flag.dest for flag in args.flags if values[flag.dest] is not None}
+    chosen = given | {flag.dest for flag in args.flags if environ.get(flag.variable)}
     for flag in args.flags:
         text = values[flag.dest]
         if flag.dest in given:
@@ -111,7 +113,7 @@ def resolve(args: argparse.Namespace, environ: Mapping[str, str]) -> argparse.Na
             values[flag.dest] = flag.default
             continue
         values[flag.dest] = _convert(flag, source, text)
-    return argparse.Namespace(**values, given=frozenset(given))
+    return argparse.Namespace(**values, given=frozenset(given), chosen=frozenset(chosen))
 
 
 def reject_unknown(extra: Sequence[str], flags: Sequence[Flag], prog: str) -> None:

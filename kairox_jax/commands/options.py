@@ -6,6 +6,7 @@ import argparse
 
 from kairox_jax.commands.flags import Flag, number, positive_number, whole_number
 from kairox_jax.config import (
+    GUIDE_SETTINGS,
     HOST_ACTIVATIONS,
     MODES,
     SLOT_FORMATS,
@@ -85,7 +86,8 @@ PLACEMENT = (
         names=("--policy",),
         metavar="NAME",
         default=PlacementConfig.policy,
-        help="how neurons are placed: guide moves them by momentum, static leaves them",
+        help="how neurons are placed: split moves what saves time, guide by momentum, static leaves them; auto is "
+        "guide where a flag of guide's is given, else split",
     ),
     Flag(
         dest="vram_budget",
@@ -115,7 +117,7 @@ PLACEMENT = (
         metavar="X",
         convert=number,
         default=PlacementConfig.tam_beta,
-        help="momentum that a neuron keeps at each step",
+        help="of guide: momentum that a neuron keeps at each step",
     ),
     Flag(
         dest="tam_threshold",
@@ -123,7 +125,7 @@ PLACEMENT = (
         metavar="X",
         convert=number,
         default=PlacementConfig.tam_threshold,
-        help="momentum from which a neuron is promoted",
+        help="of guide: momentum from which a neuron is promoted",
     ),
     Flag(
         dest="tam_evict",
@@ -131,14 +133,14 @@ PLACEMENT = (
         metavar="X",
         convert=number,
         default=PlacementConfig.tam_evict,
-        help="momentum under which a resident neuron is evicted",
+        help="of guide: momentum under which a resident neuron is evicted",
     ),
     Flag(
         dest="anb_enable",
         names=("--anb-enable",),
         off_names=("--no-anb",),
         default=PlacementConfig.anb_enable,
-        help="let measured times move the promotion threshold",
+        help="of guide: let measured times move the promotion threshold",
     ),
     Flag(
         dest="emulated_link",
@@ -233,11 +235,13 @@ def max_tokens_flag(default: int) -> Flag:
 
 
 def placement_config(args: argparse.Namespace) -> PlacementConfig:
-    """Make the placement's config from resolved flags."""
+    """Make the placement's config from resolved flags; a flag that only guide reads chooses it."""
+    moves = args.policy == "auto" and args.mode != "dense"
+    meant = moves and not args.chosen.isdisjoint(GUIDE_SETTINGS)
     return PlacementConfig(
         vram_budget_bytes=args.vram_budget,
         gpu_cache_neurons=args.gpu_cache_neurons,
-        policy=args.policy,
+        policy="guide" if meant else args.policy,
         slot_format=args.slot_format,
         tam_beta=args.tam_beta,
         tam_threshold=args.tam_threshold,

@@ -121,7 +121,7 @@ class Engine:
         self._whole: Whole | None = None
         self._hybrid: Hybrid | None = None
         self._lock, self._busy_thread = Lock(), 0
-        self.policy_name = None if mode == "dense" else placement.policy
+        self.policy_name = None if mode == "dense" else placement.policy_name
         self.implementation = resolve_implementation("auto", self.device.platform)
         self.slot_format = resolve_slot_format(placement.slot_format, self.device.platform)
         self.host_activations = placement.host_activations

@@ -119,7 +119,8 @@ class Hybrid:
         for layer, resident in enumerate(initial_residents(policy, shape, prior)):
             self.migrator.fill(layer, np.flatnonzero(resident).astype(np.int32))
             self._refresh(layer)
-        self.meter = Meter(time_residents(self._run_alone, self.table.capacity))
+        alone_ms = time_residents(self._run_alone, self.table.capacity)
+        self.meter = Meter(alone_ms, shares_cores=self._shares_cores)
         self._is_warm = False  # what warms up is no text: no policy sees it
         self._warm_up()
         self._is_warm = True

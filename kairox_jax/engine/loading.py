@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from kairox_jax.balancing import POLICIES, Policy, make_policy
-from kairox_jax.config import ModelConfig, PlacementConfig
+from kairox_jax.config import GUIDE_SETTINGS, ModelConfig, PlacementConfig
 from kairox_jax.engine.prefill import CHUNKS
 from kairox_jax.engine.programs import cache_length
 from kairox_jax.host.callback import check_backend
@@ -64,10 +64,7 @@ def check_dense_settings(placement: PlacementConfig, sparsity: object) -> None:
     defaults = PlacementConfig()
     names = (
         "policy",
-        "tam_beta",
-        "tam_threshold",
-        "tam_evict",
-        "anb_enable",
+        *GUIDE_SETTINGS,
         "emulated_link",
         "host_callback",
         "slot_format",
@@ -102,7 +99,8 @@ def build_policy(placement: PlacementConfig, *, has_prior: bool) -> Policy:
     Raises:
         ValueError: unknown policy, or momentum settings given to a policy that has none.
     """
-    if placement.policy == "guide":
+    name = placement.policy_name
+    if name == "guide":
         return make_policy(
             "guide",
             beta=placement.tam_beta,
@@ -112,13 +110,11 @@ def build_policy(placement: PlacementConfig, *, has_prior: bool) -> Policy:
             warm_start=has_prior,
         )
     defaults = PlacementConfig()
-    for name in ("tam_beta", "tam_threshold", "tam_evict", "anb_enable"):
-        if getattr(placement, name) != getattr(defaults, name) and placement.policy in POLICIES:
-            flag = "--no-anb" if name == "anb_enable" else "--" + name.replace("_", "-")
-            raise ValueError(
-                f"{flag} has no effect with --policy {placement.policy}: leave it out, or use guide"
-            )
-    return make_policy(placement.policy)
+    for setting in GUIDE_SETTINGS:
+        if getattr(placement, setting) != getattr(defaults, setting) and name in POLICIES:
+            flag = "--no-anb" if setting == "anb_enable" else "--" + setting.replace("_", "-")
+            raise ValueError(f"{flag} has no effect with --policy {name}: leave it out, or use guide")
+    return make_policy(name)
 
 
 def dense_weight_count(config: ModelConfig) -> int:

@@ -26,10 +26,11 @@ class Meter:
 
     Args:
         resident_ms: time of each layer's device part alone, float [L]; see ``time_residents``.
+        shares_cores: the device is the CPU, so that a transfer's work takes the host's time.
     """
 
-    def __init__(self, resident_ms: Float[np.ndarray, " L"]) -> None:
-        self.resident_ms = resident_ms
+    def __init__(self, resident_ms: Float[np.ndarray, " L"], *, shares_cores: bool = False) -> None:
+        self.resident_ms, self._shares_cores = resident_ms, shares_cores
         self._last = Times(0.0, 0.0, 0.0)  # of the last step
         self._last_evaluated = 1  # neurons that the host evaluated in it
         self._overlapped_ms, self._front_ms = 0.0, 0.0  # of this step so far; of a layer in the last step
@@ -84,6 +85,7 @@ class Meter:
         else:
             until_ms = max(beside * cpu_ms, float(self.resident_ms[layer - 1])) + self._front_ms
             until_ms *= SURE
+        taken = migrator.cost if self._shares_cores and not migrator.link.waits else None
         return Costs(
             max_moves=migrator.room(layer),
             free_slots=table.free(layer),
@@ -93,6 +95,8 @@ class Meter:
             link_ms_fixed=migrator.cost.fixed_ms,
             window_ms=until_ms - migrator.backlog_ms,
             record_bytes=migrator.store.record_bytes(layer),
+            step_ms_fixed=migrator.commit_ms + (0.0 if taken is None else taken.fixed_ms),
+            step_ms_per_record=0.0 if taken is None else taken.ms_per_record,
             foreseen=beside is not None,
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 
 import jax
 import numpy as np
@@ -84,6 +85,7 @@ class Migrator:
         self.link = Link() if link is None else link
         self.counts = MoveCounts()
         self.cost = LinkCost(())  # without a cost until the warm-up
+        self.commit_ms = 0.0  # of a few records, alone; measured by the warm-up
         self._lengths = sorted({min(length, max_moves) for length in (*SHORT_BUFFERS, max_moves)})
         self._pending: list[deque[Arrival]] = [deque() for _ in store.layers]
         self._unused = np.zeros_like(table.reserved)
@@ -93,7 +95,7 @@ class Migrator:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kairox-link")
 
     def warm_up(self) -> None:
-        """Compile the commit of each buffer length, with rows that are all dropped, and time the link once."""
+        """Compile the commit of each buffer length, with rows that are all dropped, and time commit and link."""
         kinds = zip(self.table.capacity.tolist(), self.store.layouts, strict=True)
         first = {kind: layer for layer, kind in reversed(list(enumerate(kinds)))}
         for (capacity, _), layer in first.items():
@@ -101,12 +103,28 @@ class Migrator:
                 records = jax.device_put(self.store.gather(layer, np.zeros(length, np.int32)))
                 at = np.full(length, capacity, np.int32)
                 self._commit(layer, records, at, np.zeros(length, np.int32))
-
         if first:
+            self.commit_ms = self._time_commit(max(first.values(), key=self.table.capacity.__getitem__))
             lengths, layer = sorted({self._lengths[0], self._lengths[-1]}), next(iter(first.values()))
             # Both sizes are sent twice: what a first time adds is not the link's.
             sent = [(n, self._send(layer, np.zeros(n, np.int32)).io_ms) for n in (*lengths, *lengths)]
             self.cost = LinkCost(sent[len(lengths) :])
+
+    def _time_commit(self, layer: int, *, repeats: int = 5) -> float:
+        """Return the median time until a commit of the shortest buffer is done, in ms; 0 without slots."""
+        capacity = int(self.table.capacity[layer])
+        if not capacity:
+            return 0.0
+        length, times = self._lengths[0], []
+        nobody, at = np.zeros(length, np.int32), np.full(length, capacity, np.int32)
+        records = jax.device_put(self.store.gather(layer, nobody)).block_until_ready()
+        for _ in range(repeats):
+            jax.block_until_ready(self.slots[layer])
+            begin = perf_counter()
+            self._commit(layer, records, at, nobody)
+            jax.block_until_ready(self.slots[layer])
+            times.append((perf_counter() - begin) * 1e3)
+        return float(np.median(times))
 
     def room(self, layer: int) -> int:
         """Return how many records a plan for this layer may load now."""

@@ -174,6 +174,18 @@ def test_idle_link_moves_only_beyond_the_margin() -> None:
     assert moves == [([3], [1])]  # 0.25 for 0.2 (and later nothing) is not worth the transfer
 
 
+def test_what_costs_the_step_more_than_it_saves_stays() -> None:
+    """Two loads save two records now, and 10 * (0.9 + 0.5 - 0.1 - 0.3) later, each 0.1 ms."""
+    costs = {"window_ms": 2.5, "cpu_ms_per_record": 0.1}
+    for per_step, moves in (({"step_ms_fixed": 1.1}, 2), ({"step_ms_fixed": 1.3}, 0)):
+        assert len(plan_once(ACTIVE, RESIDENT, PRIOR, **costs, **per_step)[0]) == moves
+    assert len(plan_once(ACTIVE, RESIDENT, PRIOR, **costs, step_ms_per_record=0.55)[0]) == 2
+    assert plan_once(ACTIVE, RESIDENT, PRIOR, **costs, step_ms_per_record=0.65) == ([], [], 0)
+    unforeseen = {**costs, "window_ms": 9.0, "foreseen": False}
+    assert len(plan_once(ACTIVE, RESIDENT, PRIOR, **unforeseen, step_ms_fixed=0.9)[0]) == 2
+    assert plan_once(ACTIVE, RESIDENT, PRIOR, **unforeseen, step_ms_fixed=1.1)[0] == []
+
+
 def test_costs_follow_the_measured_times_and_outliers_hardly_matter() -> None:
     policy, shape = Split(), Shape(1, 8, 4)
     state = policy.init(shape, PRIOR[None])

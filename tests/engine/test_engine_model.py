@@ -62,7 +62,7 @@ def continuations(engine: Engine) -> list[list[int]]:
 
 
 def test_dense_gives_the_references_tokens_and_text(default_model: Path) -> None:
-    with opened(default_model, "guide", mode="dense") as engine:
+    with opened(default_model, "auto", mode="dense") as engine:
         for case in CASES:
             settings = GenerationConfig(max_tokens=len(case["greedy_ids"]), temperature=0)
             result = engine.generate(case["prompt"], settings)

@@ -108,7 +108,7 @@ def test_guide_takes_the_settings() -> None:
     assert isinstance(guide, Guide)
     assert (guide.beta, guide.promote_threshold, guide.evict_threshold) == (0.5, 0.6, 0.2)
     assert not guide.anb and guide.warm_start
-    cold = build_policy(PlacementConfig(), has_prior=False)
+    cold = build_policy(PlacementConfig(policy="guide"), has_prior=False)
     assert isinstance(cold, Guide) and not cold.warm_start and cold.anb
 
 
@@ -122,8 +122,9 @@ def test_guide_takes_the_settings() -> None:
     ],
 )
 def test_replay_13_momentum_settings_without_effect_are_refused(field: str, value: Any, flag: str) -> None:
-    with pytest.raises(ValueError, match=f"{flag} has no effect with --policy static"):
-        build_policy(PlacementConfig(policy="static", **{field: value}), has_prior=True)
+    for name in ("static", "split"):
+        with pytest.raises(ValueError, match=f"{flag} has no effect with --policy {name}"):
+            build_policy(PlacementConfig(policy=name, **{field: value}), has_prior=True)
     assert isinstance(build_policy(PlacementConfig(policy="static"), has_prior=True), Static)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy_reference import forward
 from tiny_model import (
+    DENSE_PARTS,
     NUM_LAYERS,
     NUM_NEURONS,
     TINY,
@@ -190,3 +191,20 @@ def test_a_plan_in_several_buffers_puts_every_record_into_its_slot() -> None:
     with tiny_engine(policy="static", gpu_cache_neurons=0) as engine:
         got = all_logits(engine, [40, 61, 7, 99], prompt=2)
     assert relative_error(got, want) < 1e-5
+
+
+@pytest.mark.parametrize("link", [None, "1GB/s,5us"])
+@pytest.mark.parametrize("dense_part", DENSE_PARTS)
+def test_a_load_costs_the_step_its_commit_and_on_shared_cores_its_transfer(
+    dense_part: str, link: str | None
+) -> None:
+    with tiny_engine(dense_part=dense_part, gpu_cache_neurons=40, emulated_link=link) as engine:
+        hybrid = hybrid_of(engine)
+        migrator = hybrid.migrator
+        costs = hybrid.meter.costs(1, migrator, beside=None)
+        assert migrator.commit_ms > 0 and migrator.cost.fixed_ms > 0
+        works = dense_part == "host" and link is None
+        assert costs.step_ms_fixed == migrator.commit_ms + works * migrator.cost.fixed_ms
+        assert costs.step_ms_per_record == works * migrator.cost.ms_per_record
+    with tiny_engine(gpu_cache_neurons=0) as engine:
+        assert hybrid_of(engine).migrator.commit_ms == 0

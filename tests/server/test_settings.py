@@ -79,6 +79,7 @@ def test_flags_and_variables_make_settings(monkeypatch: pytest.MonkeyPatch):
     ((model, given),) = opened
     placement = given["placement"]
     assert model == "x/model.gguf" and (placement.gpu_cache_neurons, placement.tam_beta) == (3000, 0.9)
+    assert placement.policy_name == "guide"  # whose flags these are, be they its defaults
 
 
 def test_the_command_line_knows_how_many_sequences_a_step_takes():

@@ -133,6 +133,7 @@ def run_engine(name: str, path: Path) -> tuple[list[Any], list[dict[str, Any]]]:
         hybrid.migrator.submit = watched_submit  # type: ignore[method-assign]
         hybrid.meter = FixedMeter(hybrid.meter.resident_ms)
         hybrid.migrator.cost = FixedCost([(n, transfer_ms(n)) for n in (8, 16)])
+        hybrid.migrator.commit_ms = 0.0  # the simulator knows no such cost
         hybrid.migrator.take_counts()
         for at, token in enumerate(tokens.tolist()):
             link.open.set()
