@@ -13,6 +13,7 @@ from kairox_jax.host.exponential import exp
 from kairox_jax.host.rules import Rule
 
 _MARK_F32, _FIRST_COLUMN, _ALONE = rows.MARK_F32, decode.FIRST_COLUMN, rows.ALONE
+_PAIR = rows.PAIR
 _MAX_PENDING = columns.MAX_NEURONS
 _RAMP_SLOPE = np.float32(3)  # as models.rules.RAMP_SLOPE: a value counts in part up to 1.5 thresholds
 # So much of a record is asked for before its first row is read; a shorter one whole.
@@ -166,6 +167,7 @@ def ffn_chunk(
     """
     tokens = len(width)
     wide, listed = np.empty(num if tokens > 1 else 1, np.float32), np.empty(1, np.int64)
+    both, products = np.empty(2, np.int64), np.empty(2, np.float32)
     base, record_bytes = records.ctypes.data, records.shape[1]
     gates, ups = np.zeros(tokens, np.float32), np.empty(tokens, np.float32)
     zs, fired = np.empty(tokens, np.float32), np.empty(tokens, np.uint8)
@@ -180,7 +182,14 @@ def ffn_chunk(
         listed[0] = row
         jump = base + np.int64(ids[min(k + far, last - 1)]) * record_bytes - row  # to a record further on
         any_passes = False
-        if gated:
+        if tokens == 1 and gated and rule == _SILU:
+            # Its value needs both rows: with int8 inputs 3.0 ms for the default model's, 4.8 one after the other.
+            both[0], both[1] = row, row + row_bytes
+            dots_of(mark, width, _PAIR, both, 2, x, num, row_bytes if far == 1 else jump, products)
+            listed[0], gates[0], ups[0] = both[1], products[0], products[1]
+            if biases.shape[0] > 0:
+                gates[0] += biases[neuron, 0]
+        elif gated:
             # What is read after the gate row is guessed from the neuron before.
             dots_of(mark, width, _ALONE, listed, 1, x, num, row_bytes if passed and far == 1 else jump, gates)
             for b in range(batch):
@@ -193,7 +202,8 @@ def ffn_chunk(
                 for b in range(batch):
                     active[b, k] = 0
                 continue
-        dots_of(mark, width, _ALONE, listed, 1, x, num, row_bytes if far == 1 else jump, ups)
+        if tokens > 1 or not gated or rule != _SILU:
+            dots_of(mark, width, _ALONE, listed, 1, x, num, row_bytes if far == 1 else jump, ups)
         if biases.shape[0] > 0:
             for b in range(batch):
                 ups[b] += biases[neuron, biases.shape[1] - 1]

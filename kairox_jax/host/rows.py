@@ -47,6 +47,7 @@ WIDTHS = (1, 4, 8)
 # of instructions holds too little of one row to keep memory busy beside the decoding. Random q4_0 records of 4096
 # weights as a share of a streaming read, in one run of a bare loop with one, two, four rows at a time: 36, 39, 52 %.
 SIDE_BY_SIDE, ALONE = (0,) * 4, (0,)  # told by a tuple's length as well
+PAIR = (0,) * 2  # gate and up row of one token, where both are read in any case
 LONG_ROW_BYTES = 1024  # of an FFN: with shorter rows the queues cost more than the streams gain
 
 
