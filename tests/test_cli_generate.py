@@ -165,6 +165,13 @@ def test_a_flag_of_guide_chooses_it(capsys, monkeypatch):
     assert chosen() == "guide"
 
 
+def test_an_empty_path_is_refused(capsys):
+    for flag, kind in (("--sparsity", "folder"), ("--trace-out", "file")):
+        status, _, err, _ = generate(capsys, "-p", "hi", flag, "")
+        told = f"{flag}: the value is empty: name a {kind}, or leave it out"
+        assert (status, err) == (2, f"kairox: error: {told}\n")
+
+
 def test_bad_variable_is_named(capsys, monkeypatch):
     monkeypatch.setenv("KAIROX_SEED", "x")
     status, _, err, _ = generate(capsys, "-p", "hi")

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         desc="eval",
         unit="window",
         file=sys.stderr,
-        disable=args.quiet,
+        disable=bool(args.quiet),
     )
     with bar:
         outcomes = run_modes(

@@ -80,7 +80,8 @@ def user_documents(paths: list[Path]) -> list[Document]:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"cannot read text {path}: {error}; give a UTF-8 text file") from None
+            reason = getattr(error, "strerror", None) or error
+            raise ValueError(f"cannot read text {path}: {reason}; give a UTF-8 text file") from None
         if not text.strip():
             raise ValueError(f"text {path} is empty: give a file with text")
         suffix = path.suffix.lower()

@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from tqdm import tqdm
+
 from kairox_jax.commands.flags import Flag
 from kairox_jax.commands.replay import MODEL_FLAGS, chosen_dtype, parse_capacity
 from kairox_jax.io.trace import read_trace
@@ -67,6 +69,7 @@ COMPARE_FLAGS = (
         convert=Path,
         help="write compare.json and table.txt there",
     ),
+    Flag(dest="quiet", names=("--quiet",), help="no progress on standard error"),
     Flag(dest="plots", names=("--plots",), help="draw plots into DIR (needs matplotlib)"),
 )
 FLAGS = {"compare": COMPARE_FLAGS, "scale and executor": MODEL_FLAGS}
@@ -108,15 +111,14 @@ def run_compare(args: argparse.Namespace) -> int:
     )
     for name in hardware:
         replace(base, hardware=name)  # what does not go with one of them is told before the others run
-    cells = compare(
-        traces,
-        priors,
-        base,
-        policies,
-        hardware,
-        list(args.capacity),
-        lambda text: print(text, file=sys.stderr),
-    )
+    total = len(policies) * len(hardware) * len(args.capacity)
+    with tqdm(total=total, desc="compare", unit="replay", file=sys.stderr, disable=bool(args.quiet)) as bar:
+
+        def tell(cell: str) -> None:
+            bar.set_postfix_str(cell)
+            bar.update()
+
+        cells = compare(traces, priors, base, policies, hardware, list(args.capacity), tell)
     summary = {
         "traces": [trace.name for trace in traces],
         "prior": prior_note,

@@ -20,6 +20,9 @@ OWN_VARIABLES = (
 )  # read by the registry and by the tests
 
 
+PATHS = ("FILE", "FOLDER", "DIR")  # what values are called that may not be empty
+
+
 class UsageError(ValueError):
     """A command line that cannot be carried out as written."""
 
@@ -189,6 +192,8 @@ def _default_text(flag: Flag) -> str:
 
 
 def _convert(flag: Flag, source: str, text: Any) -> Any:
+    if text == "" and flag.metavar in PATHS:
+        raise UsageError(f"{source}: the value is empty: name a {flag.metavar.lower()}, or leave it out")
     try:
         if flag.metavar is None:
             return text if isinstance(text, bool) else _switch(text)

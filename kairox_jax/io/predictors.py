@@ -230,6 +230,9 @@ def load_predictors(folder: str | Path) -> Predictors:
         raise ValueError(f"{path} is not of format {FORMAT}: {REMEDY}")
     try:
         count, formats, thresholds = (meta.pop(key) for key in ("num_layers", "formats", "thresholds"))
+        if not count == len(formats) == len(thresholds):
+            told = f"{count} layers, {len(formats)} with formats, {len(thresholds)} with thresholds"
+            raise FormatError(path, "metadata", f"{told}: {REMEDY}")
         layers = tuple(_layer(tensors, i, formats[i], float(thresholds[i])) for i in range(count))
         return Predictors(layers=layers, input=meta.pop("input"), norm=meta.pop("norm"), meta=meta)
     except (KeyError, IndexError, TypeError, AttributeError) as error:

@@ -23,7 +23,7 @@ TokenIds = Annotated[list[int], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 StopTexts = Annotated[list[StopText], Field(max_length=16)]
-BiasKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+BiasKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
 
 

@@ -72,7 +72,7 @@ def compare(
     policies: list[str],
     hardware: list[str],
     capacities: list[int | float],
-    progress: Callable[[str], None] = lambda text: None,
+    done: Callable[[str], None] = lambda cell: None,
 ) -> list[Cell]:
     """Replay every combination.
 
@@ -82,13 +82,12 @@ def compare(
         policies: names, with parameters behind colons.
         hardware: profile names.
         capacities: as in ``ReplaySettings``.
-        progress: is told each cell before it runs.
+        done: is told each cell that has run.
     """
     cells = []
     for machine in hardware:
         for capacity in capacities:
             for label in policies:
-                progress(f"{machine} {capacity} {label}")
                 name, params = parse_policy(label)
                 settings = replace(base, policy=name, params=params, hardware=machine, capacity=capacity)
                 result = replay(traces, settings, priors)
@@ -97,6 +96,7 @@ def compare(
                 loads = totals["promotions"] * base.group_size
                 totals["net"] = totals["hit_rate"] - LOAD_PRICE * loads / max(active, 1)
                 cells.append(Cell(label, machine, capacity, totals, result))
+                done(f"{machine} {capacity} {label}")
     return cells
 
 

@@ -56,8 +56,10 @@ def _frequencies(source: str, trace: Trace) -> np.ndarray:
     try:
         with np.load(source, allow_pickle=False) as file:
             is_profile = "frequency" in file.files
-    except (OSError, ValueError, EOFError):
-        is_profile = False  # what is wrong with it, reading it as a trace says
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"cannot read the profile {source}: {error}; give a file of `kairox profile`, or a trace of --trace-out"
+        ) from None
     if not is_profile:
         other = read_trace(source)
         check_same_model([trace, other])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,10 @@ def test_damage_is_told_in_one_line(rng: np.random.Generator, tmp_path: Path) ->
     fails("not of format 1")
     path.write_bytes(whole.replace(b'\\"thresholds\\"', b'\\"threshoXds\\"'))
     fails("lacks 'thresholds'")
+    short = re.sub(rb'("thresholds\\": \[)([^,]+), ', lambda m: m[1] + b" " * (len(m[2]) + 2), whole)
+    assert short != whole
+    path.write_bytes(short)
+    fails("2 layers, 2 with formats, 1 with thresholds")
     path.write_bytes(whole.replace(b"adjacent", b"adjacenX"))
     fails("'adjacenX' is not one of")
     path.write_bytes(whole)

@@ -181,3 +181,19 @@ def test_plots_are_drawn_or_say_what_is_missing(tmp_path: Path) -> None:
         return
     assert run("compare", *words) == 0
     assert {"time.png", "hit_rate.png", "steps.png", "capacity.png"} <= {p.name for p in tmp_path.iterdir()}
+
+
+def test_a_damaged_profile_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "bad.npz").write_bytes(b"no zip")
+    with pytest.raises(
+        ValueError, match=r"cannot read the profile .*bad.npz: .*; give a file of `kairox profile`"
+    ):
+        run("replay", TRACES[0], "--prior", str(tmp_path / "bad.npz"), "--steps", "2")
+
+
+def test_compare_counts_its_replays(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [TRACES[0], "--steps", "8", "--policies", "static,lru", "--hardware", "guide"]
+    assert run("compare", *words) == 0
+    assert "4/4" in capsys.readouterr().err
+    assert run("compare", *words, "--quiet") == 0
+    assert "4/4" not in capsys.readouterr().err
