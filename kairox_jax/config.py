@@ -270,7 +270,7 @@ class PlacementConfig:
 
     Attributes:
         vram_budget_bytes: bytes of device memory for everything, or None for no limit.
-        gpu_cache_neurons: slots per layer, or None to take what the budget leaves.
+        gpu_cache_neurons: slots per layer, or None to take what the budget leaves; without budget and accelerator none.
         slot_format: what a device slot holds: ``packed`` the file's own blocks, ``float32`` unpacked weights;
             ``auto`` is packed on accelerators, float32 on XLA's CPU backend.
         policy: a key of ``kairox_jax.balancing.POLICIES``; ``auto`` is split, or guide where one of guide's settings,

@@ -101,7 +101,7 @@ PLACEMENT = (
         names=("--gpu-cache-neurons",),
         metavar="N",
         convert=whole_number,
-        help="slots a layer; what the budget leaves where not given",
+        help="slots a layer; what the budget leaves where not given, none without budget and accelerator",
     ),
     Flag(
         dest="slot_format",

@@ -300,12 +300,17 @@ class Engine:
             where = "on the device" if self._whole is not None else f"by host kernels ({self._host_part()})"
             return f"{device} | dense: all {self.config.num_neurons} neurons a layer, {where}"
         link = self._hybrid.migrator.link.name
-        rest = "forecast" if self.mode == "predicted" else "active"
-        return (
-            f"{device} | attention and output: {self._hybrid.dense.name} | {self.plan.slots_per_layer} of "
-            f"{self.config.num_neurons} neurons a layer in {self.slot_format} device slots "
-            f"({self.implementation} kernels), the {rest} rest on the host ({self._host_part()}) "
-            f"| policy {self.policy_name}" + ("" if link == "device" else f" | link: {link}")
+        some = "forecast" if self.mode == "predicted" else "active"
+        most, slots = self.config.num_neurons, self.plan.slots_per_layer
+        here = f"the host ({self._host_part()})"
+        neurons = (
+            f"{slots} of {most} neurons a layer in {self.slot_format} device slots ({self.implementation} kernels), "
+            f"the {some} rest on {here} | policy {self.policy_name}"
+            if slots
+            else f"the {some} of {most} neurons a layer on {here}, none in a device slot"
+        )
+        return f"{device} | attention and output: {self._hybrid.dense.name} | {neurons}" + (
+            "" if link == "device" else f" | link: {link}"
         )
 
     def _host_part(self) -> str:

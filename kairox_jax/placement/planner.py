@@ -8,8 +8,6 @@ from kairox_jax.config import ModelConfig, PlacementConfig
 
 FLOAT_BYTES = 4
 REMEDY = "raise --vram-budget, or lower --ctx-size or --gpu-cache-neurons"
-# Without an accelerator the device tier stands in for a card that holds a quarter of the neurons.
-NO_ACCELERATOR_FRAC = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,5 +162,6 @@ def plan_budget(
     if room is not None:
         whole = room >= config.num_neurons
         return made(min(room, config.num_neurons), "all of them fit" if whole else "what the budget leaves")
-    share = int(config.num_neurons * NO_ACCELERATOR_FRAC)
-    return made(share, "no accelerator and no --vram-budget, so the device tier stands in for a small card")
+    return made(
+        0, "without an accelerator host kernels are faster; --gpu-cache-neurons N or --vram-budget tries slots"
+    )

@@ -110,10 +110,10 @@ def test_an_accelerator_without_a_budget_is_filled_up_to_its_free_memory() -> No
     assert made.slots_per_layer == 7 and made.budget_bytes == NEEDS.fixed_bytes + 7 * PER_SLOT + 5
 
 
-def test_without_accelerator_and_budget_a_quarter_of_the_neurons_has_a_slot() -> None:
+def test_without_accelerator_and_budget_no_neuron_has_a_slot() -> None:
     made = plan()
-    assert made.slots_per_layer == MODEL.num_neurons // 4 and made.to_json()["limit"] is None
-    assert "no accelerator" in made.table()
+    assert made.slots_per_layer == 0 and made.to_json()["limit"] is None
+    assert "without an accelerator" in made.table() and plan(10**12).slots_per_layer == MODEL.num_neurons
 
 
 def test_a_number_of_slots_is_taken_as_asked() -> None:
