@@ -1,8 +1,9 @@
 """The engine: loading, prefill, decode, sampling, statistics. The only package that times and starts threads."""
 
 from kairox_jax.engine.constrained import JsonGrammars
-from kairox_jax.engine.engine import Engine, plan_only
+from kairox_jax.engine.engine import Engine
 from kairox_jax.engine.hybrid import StepCounts
+from kairox_jax.engine.opening import plan_only
 from kairox_jax.engine.results import Chunk, GenerationResult, TokenLogprob
 from kairox_jax.engine.serving import Worker
 from kairox_jax.engine.statistics import Statistics

@@ -9,44 +9,16 @@ from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
 
-import jax
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 
-from kairox_jax.balancing import Policy, make_policy
 from kairox_jax.config import GenerationConfig, PlacementConfig
 from kairox_jax.engine.batch import Batch, Running
-from kairox_jax.engine.dense_part import DeviceDense
-from kairox_jax.engine.forecast import DeviceForecast, HostForecast, predictor_bytes
-from kairox_jax.engine.host_dense import HostDense
-from kairox_jax.engine.hybrid import Hybrid
-from kairox_jax.engine.jitted_hybrid import JittedHybrid
-from kairox_jax.engine.link import make_link
-from kairox_jax.engine.loading import (
-    build_policy,
-    check_dense_settings,
-    check_host_callback,
-    dense_thresholds,
-    make_plan,
-    resolve_context,
-)
+from kairox_jax.engine.opening import open_model
 from kairox_jax.engine.results import Chunk, GenerationResult
 from kairox_jax.engine.sequence import Constraint, Sequence
 from kairox_jax.engine.statistics import Statistics
-from kairox_jax.engine.whole import Whole
-from kairox_jax.host import MAX_BATCH, limit_threads, thread_count
-from kairox_jax.io import Checkpoint, Predictors, TraceRecorder, open_checkpoint
-from kairox_jax.models import (
-    find_predictors,
-    find_sparsity,
-    gate_thresholded,
-    load_decoder,
-    predicted_thresholds,
-    resolve_thresholds,
-)
-from kairox_jax.nvidia import limit_device_memory
-from kairox_jax.placement import BudgetPlan, load_store, record_layouts, resolve_slot_format
-from pallas_kernels.implementations import resolve_implementation
+from kairox_jax.io import TraceRecorder
 
 logger = logging.getLogger("kairox")
 
@@ -86,115 +58,26 @@ class Engine:
         predictors: str | Path | None = None,
         parallel: int = 1,
     ) -> None:
-        if not 1 <= parallel <= MAX_BATCH:
-            raise ValueError(f"--parallel {parallel}: choose 1 to {MAX_BATCH} sequences")
-        self.parallel = parallel
-        placement = PlacementConfig() if placement is None else placement
-        checkpoint = open_checkpoint(model)
-        self.config = config = checkpoint.config
-        if placement.vram_budget_bytes is not None:
-            limit_device_memory(placement.vram_budget_bytes)
-        if predictors is not None and mode != "predicted":
-            raise ValueError(f"--predictors has no effect with --mode {mode}: leave it out, or use predicted")
-        forecasts = find_predictors(checkpoint, predictors) if mode == "predicted" else None
-        self.device = jax.devices()[0]
-        check_host_callback(placement.host_callback, mode, self.device.platform)
-        self.context_length = resolve_context(config, context_length)
-        self.plan = make_plan(
-            config,
-            record_layouts(checkpoint),
+        opened = open_model(
+            model,
             mode=mode,
-            placement=placement,
-            context_length=self.context_length,
+            placement=PlacementConfig() if placement is None else placement,
+            context_length=context_length,
+            threads=threads,
+            sparsity=sparsity,
+            predictors=predictors,
             parallel=parallel,
-            predictor_bytes=predictor_bytes(forecasts),
-            device=self.device,
         )
-        self.mode = mode
-        if mode == "dense":
-            check_dense_settings(placement, sparsity)
-        if threads is not None:
-            limit_threads(threads)
-        self.threads = thread_count()
-        self.tokenizer = checkpoint.tokenizer()
-        self.chat_template = checkpoint.chat_template
-        self._whole: Whole | None = None
-        self._hybrid: Hybrid | None = None
+        setup = self.setup = opened.setup
+        self.config, self.mode, self.device, self.plan = setup.config, setup.mode, setup.device, setup.plan
+        self.context_length, self.parallel = setup.context_length, setup.parallel
+        self.policy_name, self.threads = setup.policy_name, setup.threads
+        self.tokenizer, self.chat_template = opened.tokenizer, opened.chat_template
+        self._whole, self._hybrid = opened.whole, opened.hybrid
         self._lock, self._busy_thread = Lock(), 0
-        self.policy_name = None if mode == "dense" else placement.policy_name
-        self.implementation = resolve_implementation("auto", self.device.platform)
-        self.slot_format = resolve_slot_format(placement.slot_format, self.device.platform)
-        self.host_activations = placement.host_activations
-        if mode == "dense" and self.device.platform != "cpu":
-            if self.host_activations != PlacementConfig.host_activations:
-                raise ValueError(
-                    f"--host-activations {self.host_activations} has no effect with --mode dense on "
-                    f"{self.device.platform}: leave it out, or use --mode exact"
-                )
-            decoder = load_decoder(checkpoint)
-            self._whole = Whole(decoder, batch=parallel, context_length=self.context_length)
-            self._whole.warm_up()
-        elif mode == "dense":
-            self._hybrid = self._load_hybrid(
-                checkpoint, dense_thresholds(config), make_policy("static"), None, placement
-            )
-        else:
-            found = find_sparsity(checkpoint, sparsity)
-            checkpoint = gate_thresholded(checkpoint, found)
-            self.config = config = checkpoint.config
-            active = resolve_thresholds if forecasts is None else predicted_thresholds
-            thresholds = active(config, found)
-            prior = None if found is None else found.frequency
-            if prior is None:
-                logger.warning(
-                    "no activation profile for this model: the policy starts without knowing any neuron"
-                )
-            policy = build_policy(placement, has_prior=prior is not None)
-            self._hybrid = self._load_hybrid(checkpoint, thresholds, policy, prior, placement, forecasts)
         runner = self._whole or self._hybrid
         assert runner is not None
         self.batch = Batch(runner, parallel, finish_statistics=self._finish_statistics)
-
-    def _load_hybrid(
-        self,
-        checkpoint: Checkpoint,
-        thresholds: Float[np.ndarray, " L"],
-        policy: Policy,
-        prior: Float[np.ndarray, "L F"] | None,
-        placement: PlacementConfig,
-        predictors: Predictors | None = None,
-    ) -> Hybrid:
-        """Load the records and the dense part; where the device is the CPU itself, host kernels run the latter."""
-        platform, callback = self.device.platform, placement.host_callback
-        sizes: dict[str, int] = dict(batch=self.parallel, context_length=self.context_length)
-        if platform == "cpu" and callback == "split":
-            dense = HostDense(checkpoint, activations=placement.host_activations, **sizes)
-        else:
-            dense = DeviceDense(checkpoint, **sizes)
-        forecast = None
-        if predictors is not None:
-            on_host = isinstance(dense, HostDense)
-            forecast = (
-                HostForecast(predictors, batch=self.parallel) if on_host else DeviceForecast(predictors)
-            )
-        settings: dict[str, Any] = dict(
-            config=self.config,
-            thresholds=thresholds,
-            policy=policy,
-            prior=prior,
-            slots_per_layer=0 if self.mode == "dense" else self.plan.slots_per_layer,
-            slot_format=self.slot_format,
-            max_moves=placement.max_moves,
-            implementation=self.implementation,
-            forecast=forecast,
-            link=make_link(placement.emulated_link),
-            host_activations=placement.host_activations,
-        )
-        store = load_store(checkpoint)
-        if callback == "split":
-            return Hybrid(store, dense, **settings)
-        assert isinstance(dense, DeviceDense)
-        return JittedHybrid(store, dense, host_callback=callback, platform=platform, **settings)
 
     def generate(
         self,
@@ -293,43 +176,11 @@ class Engine:
 
     def describe(self) -> str:
         """Return one line: the device, and what runs where."""
-        device = f"device {self.device.platform}:{self.device.device_kind}"
-        if self.device.platform == "cpu":
-            device = "no accelerator found: JAX's CPU backend is the device"
-        if self._hybrid is None or self.mode == "dense":
-            where = "on the device" if self._whole is not None else f"by host kernels ({self._host_part()})"
-            return f"{device} | dense: all {self.config.num_neurons} neurons a layer, {where}"
-        link = self._hybrid.migrator.link.name
-        some = "forecast" if self.mode == "predicted" else "active"
-        most, slots = self.config.num_neurons, self.plan.slots_per_layer
-        here = f"the host ({self._host_part()})"
-        neurons = (
-            f"{slots} of {most} neurons a layer in {self.slot_format} device slots ({self.implementation} kernels), "
-            f"the {some} rest on {here} | policy {self.policy_name}"
-            if slots
-            else f"the {some} of {most} neurons a layer on {here}, none in a device slot"
-        )
-        return f"{device} | attention and output: {self._hybrid.dense.name} | {neurons}" + (
-            "" if link == "device" else f" | link: {link}"
-        )
-
-    def _host_part(self) -> str:
-        return f"{self.threads} threads, {self.host_activations} activations"
+        return self.setup.describe(self._hybrid)
 
     def placement(self) -> dict[str, Any]:
         """Return what runs where, for the statistics."""
-        if self._hybrid is None:
-            return {"dense_part": "device", "neurons": "device"}
-        return {
-            "dense_part": self._hybrid.dense.name,
-            "neurons": "host" if self.mode == "dense" else "device slots and host",
-            "slots_per_layer": self._hybrid.table.capacity.tolist(),
-            "device_kernels": self.implementation,
-            "slot_format": self.slot_format,
-            "host_threads": self.threads,
-            "host_activations": self.host_activations,
-            "link": self._hybrid.migrator.link.name,
-        }
+        return self.setup.placement(self._hybrid)
 
     def close(self) -> None:
         """Stop background work and drop the model."""
@@ -422,27 +273,3 @@ class Engine:
             logger.warning(
                 "no trace was written to %s: the only token came from the prefill, ask for more", trace
             )
-
-
-def plan_only(
-    model: str | Path,
-    *,
-    mode: str = "exact",
-    placement: PlacementConfig | None = None,
-    context_length: int | None = None,
-    predictors: str | Path | None = None,
-    parallel: int = 1,
-) -> BudgetPlan:
-    """Plan the memory of a model without reading its weights; see ``Engine`` for arguments and errors."""
-    checkpoint = open_checkpoint(model)
-    forecasts = find_predictors(checkpoint, predictors) if mode == "predicted" else None
-    return make_plan(
-        checkpoint.config,
-        record_layouts(checkpoint),
-        mode=mode,
-        placement=PlacementConfig() if placement is None else placement,
-        context_length=resolve_context(checkpoint.config, context_length),
-        parallel=parallel,
-        predictor_bytes=predictor_bytes(forecasts),
-        device=jax.devices()[0],
-    )

@@ -163,5 +163,6 @@ def plan_budget(
         whole = room >= config.num_neurons
         return made(min(room, config.num_neurons), "all of them fit" if whole else "what the budget leaves")
     return made(
-        0, "without an accelerator host kernels are faster; --gpu-cache-neurons N or --vram-budget tries slots"
+        0,
+        "without an accelerator host kernels are faster; --gpu-cache-neurons N or --vram-budget tries slots",
     )

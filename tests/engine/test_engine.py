@@ -25,8 +25,7 @@ from tiny_model import (
 )
 
 from kairox_jax.config import HOST_ACTIVATIONS, GenerationConfig, PlacementConfig
-from kairox_jax.engine import Engine, GenerationResult
-from kairox_jax.engine import engine as engine_module
+from kairox_jax.engine import Engine, GenerationResult, opening
 from kairox_jax.io import open_checkpoint
 from kairox_jax.io.convert import Conversion, convert
 from kairox_jax.io.trace import read_trace
@@ -145,7 +144,7 @@ def test_host_activations_are_used_and_said(tmp_path: Path) -> None:
 def test_replay_13_a_number_of_host_threads_is_honoured_or_refused() -> None:
     with pytest.MonkeyPatch.context() as patch:
         checkpoint = open_checkpoint(TINY)
-        patch.setattr(engine_module, "open_checkpoint", lambda name: checkpoint)
+        patch.setattr(opening, "open_checkpoint", lambda name: checkpoint)
         patch.setattr(type(checkpoint), "tokenizer", lambda self: None)
         try:
             with Engine(TINY, threads=1, context_length=CONTEXT) as engine:

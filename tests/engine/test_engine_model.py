@@ -13,8 +13,7 @@ from tiny_model import DENSE_PARTS, Churn, all_logits, hybrid_of, relative_error
 
 from kairox_jax.balancing import POLICIES
 from kairox_jax.config import GenerationConfig, PlacementConfig
-from kairox_jax.engine import Engine
-from kairox_jax.engine import engine as engine_module
+from kairox_jax.engine import Engine, opening
 from kairox_jax.engine.whole import Whole
 from kairox_jax.io import open_checkpoint, shipped_sparsity
 from kairox_jax.models import load_decoder
@@ -125,7 +124,7 @@ def test_exact_logits_are_those_of_the_thresholded_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ids, want = flax_logits
-    monkeypatch.setattr(engine_module, "HostDense", DENSE_PARTS[dense_part])
+    monkeypatch.setattr(opening, "HostDense", DENSE_PARTS[dense_part])
     with opened(default_model, gpu_cache_neurons=slots) as engine:
         assert hybrid_of(engine).dense.name in ("device", "host kernels")
         got = all_logits(engine, ids, prompt=1)

@@ -14,8 +14,7 @@ import pytest
 
 from kairox_jax.balancing import POLICIES, Plan, Shape
 from kairox_jax.config import GenerationConfig, PlacementConfig
-from kairox_jax.engine import Engine
-from kairox_jax.engine import engine as engine_module
+from kairox_jax.engine import Engine, opening
 from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.hybrid import Hybrid, StepCounts
@@ -111,8 +110,8 @@ def tiny_engine(
             checkpoint = open_checkpoint(name)
             return replace(checkpoint, _load_tokenizer=Letters)
 
-        patch.setattr(engine_module, "open_checkpoint", opened)
-        patch.setattr(engine_module, "HostDense", DENSE_PARTS[dense_part])
+        patch.setattr(opening, "open_checkpoint", opened)
+        patch.setattr(opening, "HostDense", DENSE_PARTS[dense_part])
         if isinstance(policy, type):
             patch.setitem(POLICIES, "under-test", policy)
         name = "under-test" if isinstance(policy, type) else policy

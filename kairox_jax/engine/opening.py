@@ -1,0 +1,214 @@
+"""Opening a model: what is checked before a weight is read, and the runner that its weights become."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from kairox_jax.balancing import Policy, make_policy
+from kairox_jax.config import PlacementConfig
+from kairox_jax.engine.dense_part import DeviceDense
+from kairox_jax.engine.forecast import DeviceForecast, HostForecast, predictor_bytes
+from kairox_jax.engine.host_dense import HostDense
+from kairox_jax.engine.hybrid import Hybrid
+from kairox_jax.engine.jitted_hybrid import JittedHybrid
+from kairox_jax.engine.link import make_link
+from kairox_jax.engine.loading import (
+    build_policy,
+    check_dense_settings,
+    check_host_callback,
+    dense_thresholds,
+    make_plan,
+    resolve_context,
+)
+from kairox_jax.engine.setup import Setup
+from kairox_jax.engine.whole import Whole
+from kairox_jax.host import MAX_BATCH, limit_threads, thread_count
+from kairox_jax.io import Checkpoint, Predictors, Tokenizer, open_checkpoint
+from kairox_jax.models import (
+    find_predictors,
+    find_sparsity,
+    gate_thresholded,
+    load_decoder,
+    predicted_thresholds,
+    resolve_thresholds,
+)
+from kairox_jax.nvidia import limit_device_memory
+from kairox_jax.placement import BudgetPlan, load_store, record_layouts, resolve_slot_format
+from pallas_kernels.implementations import resolve_implementation
+
+logger = logging.getLogger("kairox")
+
+
+class Opened(NamedTuple):
+    """A model that is ready to run: one of ``whole`` and ``hybrid`` is there."""
+
+    setup: Setup
+    tokenizer: Tokenizer
+    chat_template: str | None
+    whole: Whole | None
+    hybrid: Hybrid | None
+
+
+def open_model(
+    model: str | Path,
+    *,
+    mode: str,
+    placement: PlacementConfig,
+    context_length: int | None,
+    threads: int | None,
+    sparsity: str | Path | None,
+    predictors: str | Path | None,
+    parallel: int,
+) -> Opened:
+    """Open a checkpoint, plan the device's memory and load; see ``Engine`` for arguments and errors."""
+    if not 1 <= parallel <= MAX_BATCH:
+        raise ValueError(f"--parallel {parallel}: choose 1 to {MAX_BATCH} sequences")
+    checkpoint = open_checkpoint(model)
+    if placement.vram_budget_bytes is not None:
+        limit_device_memory(placement.vram_budget_bytes)
+    if predictors is not None and mode != "predicted":
+        raise ValueError(f"--predictors has no effect with --mode {mode}: leave it out, or use predicted")
+    forecasts = find_predictors(checkpoint, predictors) if mode == "predicted" else None
+    platform = jax.devices()[0].platform
+    check_host_callback(placement.host_callback, mode, platform)
+    setup = Setup(
+        config=checkpoint.config,
+        mode=mode,
+        device=jax.devices()[0],
+        context_length=resolve_context(checkpoint.config, context_length),
+        parallel=parallel,
+        plan=_plan(checkpoint, mode, placement, context_length, parallel, forecasts),
+        threads=thread_count(),
+        policy_name=None if mode == "dense" else placement.policy_name,
+        implementation=resolve_implementation("auto", platform),
+        slot_format=resolve_slot_format(placement.slot_format, platform),
+        host_activations=placement.host_activations,
+    )
+    if mode == "dense":
+        check_dense_settings(placement, sparsity)
+        _check_dense_inputs(setup)
+    if threads is not None:
+        limit_threads(threads)
+        setup = replace(setup, threads=thread_count())
+    tokenizer = checkpoint.tokenizer()
+    if mode == "dense" and platform != "cpu":
+        whole = Whole(load_decoder(checkpoint), batch=parallel, context_length=setup.context_length)
+        whole.warm_up()
+        return Opened(setup, tokenizer, checkpoint.chat_template, whole, None)
+    if mode == "dense":
+        every = dense_thresholds(setup.config)
+        hybrid = _load_hybrid(setup, checkpoint, every, make_policy("static"), None, placement, None)
+    else:
+        setup, hybrid = _load_sparse(setup, checkpoint, sparsity, placement, forecasts)
+    return Opened(setup, tokenizer, checkpoint.chat_template, None, hybrid)
+
+
+def _check_dense_inputs(setup: Setup) -> None:
+    """Raise ``ValueError`` where the device runs the whole model, and rounded inputs of the host are asked for."""
+    if setup.device.platform != "cpu" and setup.host_activations != PlacementConfig.host_activations:
+        raise ValueError(
+            f"--host-activations {setup.host_activations} has no effect with --mode dense on "
+            f"{setup.device.platform}: leave it out, or use --mode exact"
+        )
+
+
+def _load_sparse(
+    setup: Setup,
+    checkpoint: Checkpoint,
+    sparsity: str | Path | None,
+    placement: PlacementConfig,
+    forecasts: Predictors | None,
+) -> tuple[Setup, Hybrid]:
+    """Load a model with its thresholds, profile and policy; thresholds can change its activation."""
+    found = find_sparsity(checkpoint, sparsity)
+    checkpoint = gate_thresholded(checkpoint, found)
+    setup = replace(setup, config=checkpoint.config)
+    thresholds = (resolve_thresholds if forecasts is None else predicted_thresholds)(setup.config, found)
+    prior = None if found is None else found.frequency
+    if prior is None:
+        logger.warning("no activation profile for this model: the policy starts without knowing any neuron")
+    policy = build_policy(placement, has_prior=prior is not None)
+    return setup, _load_hybrid(setup, checkpoint, thresholds, policy, prior, placement, forecasts)
+
+
+def _load_hybrid(
+    setup: Setup,
+    checkpoint: Checkpoint,
+    thresholds: Float[np.ndarray, " L"],
+    policy: Policy,
+    prior: Float[np.ndarray, "L F"] | None,
+    placement: PlacementConfig,
+    predictors: Predictors | None,
+) -> Hybrid:
+    """Load the records and the dense part; where the device is the CPU itself, host kernels run the latter."""
+    platform, callback = setup.device.platform, placement.host_callback
+    sizes: dict[str, int] = dict(batch=setup.parallel, context_length=setup.context_length)
+    if platform == "cpu" and callback == "split":
+        dense = HostDense(checkpoint, activations=placement.host_activations, **sizes)
+    else:
+        dense = DeviceDense(checkpoint, **sizes)
+    forecast = None
+    if predictors is not None:
+        on_host = isinstance(dense, HostDense)
+        forecast = HostForecast(predictors, batch=setup.parallel) if on_host else DeviceForecast(predictors)
+    settings: dict[str, Any] = dict(
+        config=setup.config,
+        thresholds=thresholds,
+        policy=policy,
+        prior=prior,
+        slots_per_layer=0 if setup.mode == "dense" else setup.plan.slots_per_layer,
+        slot_format=setup.slot_format,
+        max_moves=placement.max_moves,
+        implementation=setup.implementation,
+        forecast=forecast,
+        link=make_link(placement.emulated_link),
+        host_activations=placement.host_activations,
+    )
+    store = load_store(checkpoint)
+    if callback == "split":
+        return Hybrid(store, dense, **settings)
+    assert isinstance(dense, DeviceDense)
+    return JittedHybrid(store, dense, host_callback=callback, platform=platform, **settings)
+
+
+def _plan(
+    checkpoint: Checkpoint,
+    mode: str,
+    placement: PlacementConfig,
+    context_length: int | None,
+    parallel: int,
+    forecasts: Predictors | None,
+) -> BudgetPlan:
+    return make_plan(
+        checkpoint.config,
+        record_layouts(checkpoint),
+        mode=mode,
+        placement=placement,
+        context_length=resolve_context(checkpoint.config, context_length),
+        parallel=parallel,
+        predictor_bytes=predictor_bytes(forecasts),
+        device=jax.devices()[0],
+    )
+
+
+def plan_only(
+    model: str | Path,
+    *,
+    mode: str = "exact",
+    placement: PlacementConfig | None = None,
+    context_length: int | None = None,
+    predictors: str | Path | None = None,
+    parallel: int = 1,
+) -> BudgetPlan:
+    """Plan the memory of a model without reading its weights; see ``Engine`` for arguments and errors."""
+    checkpoint = open_checkpoint(model)
+    forecasts = find_predictors(checkpoint, predictors) if mode == "predicted" else None
+    placement = PlacementConfig() if placement is None else placement
+    return _plan(checkpoint, mode, placement, context_length, parallel, forecasts)
