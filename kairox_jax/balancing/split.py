@@ -258,8 +258,8 @@ class Split:
         gain = float(row.take(load).sum() - row.take(evict[: load.size]).sum()) * factor
         if self.again:
             gain /= self.again
-        if costs.foreseen:
-            gain += float(active.take(load).sum())
+        if costs.foreseen:  # who leaves can come back when it is foreseen: that is a load of its own
+            gain = max(gain, 0.0) + float(active.take(load).sum())
         return gain * time.cpu > price
 
     def feedback(self, state: SplitState, layer: int | None, times: Times) -> SplitState:

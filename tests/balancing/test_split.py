@@ -181,6 +181,9 @@ def test_what_costs_the_step_more_than_it_saves_stays() -> None:
         assert len(plan_once(ACTIVE, RESIDENT, PRIOR, **costs, **per_step)[0]) == moves
     assert len(plan_once(ACTIVE, RESIDENT, PRIOR, **costs, step_ms_per_record=0.55)[0]) == 2
     assert plan_once(ACTIVE, RESIDENT, PRIOR, **costs, step_ms_per_record=0.65) == ([], [], 0)
+    unlikely = np.array([0.1, 0.1, 0.1, 0.9, 0.9, 0.9, 0.5, 0.0])  # but active: its hits alone must pay
+    for fixed, moves in ((0.15, 2), (0.25, 0)):
+        assert len(plan_once(ACTIVE, RESIDENT, unlikely, **costs, step_ms_fixed=fixed)[0]) == moves
     unforeseen = {**costs, "window_ms": 9.0, "foreseen": False}
     assert len(plan_once(ACTIVE, RESIDENT, PRIOR, **unforeseen, step_ms_fixed=0.9)[0]) == 2
     assert plan_once(ACTIVE, RESIDENT, PRIOR, **unforeseen, step_ms_fixed=1.1)[0] == []
