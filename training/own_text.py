@@ -58,6 +58,7 @@ def write_texts(model: str, out: Path, *, count: int, tokens: int, temperature: 
         ValueError: a count out of range, or a model without a chat template.
     """
     wanted = list(prompts(count))
+    out.mkdir(parents=True, exist_ok=True)
     worker = Worker(
         lambda: Engine(model, mode="dense", parallel=SEQUENCES, context_length=tokens + 256),
         max_waiting=count,
@@ -66,7 +67,6 @@ def write_texts(model: str, out: Path, *, count: int, tokens: int, temperature: 
     if not worker.wait_ready():
         raise worker.error or ValueError(f"{model} was not loaded")
     try:
-        out.mkdir(parents=True, exist_ok=True)
         configs = [
             GenerationConfig(max_tokens=tokens, temperature=temperature, top_k=0, min_p=0.0, seed=seed + i)
             for i in range(count)
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             temperature=args.temperature,
             seed=args.seed,
         )
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

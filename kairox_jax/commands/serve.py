@@ -128,7 +128,7 @@ Each flag is also an environment variable, shown in brackets; the flag wins."""
 
 EXAMPLES = """examples:
   kairox serve
-  kairox serve -m model.gguf --gpu-cache-neurons 3000 --tam-beta 0.90 --host 127.0.0.1 --port 8080
+  kairox serve -m model.gguf --gpu-cache-neurons 300 --tam-beta 0.90 --host 127.0.0.1 --port 8080
   KAIROX_API_KEY=secret kairox serve --host 0.0.0.0
 """
 

@@ -122,8 +122,7 @@ class Engine:
             ValueError: an empty prompt, one that does not fit the context, a bias for a token that does not
                 exist, or a trace in ``dense`` mode.
         """
-        if self._whole is None and self._hybrid is None:
-            raise ValueError("this engine is closed: make a new one")
+        self._check_open()
         config = GenerationConfig() if config is None else config
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         self.check_request(ids, config)
@@ -147,10 +146,15 @@ class Engine:
         Raises:
             ValueError: a request that ``check_request`` refuses, or every row of the cache is in use.
         """
+        self._check_open()
         ids = list(prompt_ids)
         self.check_request(ids, config)
         sequence = self._sequence(ids, config, constraint)
         return self.batch.add(sequence, self.new_statistics(ids), reuse=True)
+
+    def _check_open(self) -> None:
+        if self._whole is None and self._hybrid is None:
+            raise ValueError("this engine is closed: make a new one")
 
     def _sequence(self, ids: list[int], config: GenerationConfig, constraint: Constraint | None) -> Sequence:
         room = self.context_length - len(ids)
@@ -175,11 +179,17 @@ class Engine:
         return self._hybrid is not None and self._hybrid.prefill.prepare()
 
     def describe(self) -> str:
-        """Return one line: the device, and what runs where."""
+        """Return one line: the device, and what runs where.
+
+        Raises:
+            ValueError: the engine is closed.
+        """
+        self._check_open()
         return self.setup.describe(self._hybrid)
 
     def placement(self) -> dict[str, Any]:
-        """Return what runs where, for the statistics."""
+        """Return what runs where, for the statistics; raises as ``describe``."""
+        self._check_open()
         return self.setup.placement(self._hybrid)
 
     def close(self) -> None:

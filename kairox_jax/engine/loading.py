@@ -72,10 +72,19 @@ def check_dense_settings(placement: PlacementConfig, sparsity: object) -> None:
     unused = [name for name in names if getattr(placement, name) != getattr(defaults, name)]
     unused += [] if sparsity is None else ["sparsity"]
     if unused:
-        flags = ", ".join(
-            "--no-anb" if name == "anb_enable" else "--" + name.replace("_", "-") for name in unused
-        )
+        flags = ", ".join(map(_flag, unused))
         raise ValueError(f"no effect with --mode dense: {flags}; leave it out, or use --mode exact")
+
+
+def settings_of_slots(placement: PlacementConfig) -> list[str]:
+    """Return the flags, other than their defaults, that only neurons in slots give an effect."""
+    defaults = PlacementConfig()
+    names = ("policy", *GUIDE_SETTINGS, "slot_format", "emulated_link")
+    return [_flag(name) for name in names if getattr(placement, name) != getattr(defaults, name)]
+
+
+def _flag(setting: str) -> str:
+    return "--no-anb" if setting == "anb_enable" else "--" + setting.replace("_", "-")
 
 
 def check_host_callback(backend: str, mode: str, platform: str) -> None:
@@ -112,8 +121,9 @@ def build_policy(placement: PlacementConfig, *, has_prior: bool) -> Policy:
     defaults = PlacementConfig()
     for setting in GUIDE_SETTINGS:
         if getattr(placement, setting) != getattr(defaults, setting) and name in POLICIES:
-            flag = "--no-anb" if setting == "anb_enable" else "--" + setting.replace("_", "-")
-            raise ValueError(f"{flag} has no effect with --policy {name}: leave it out, or use guide")
+            raise ValueError(
+                f"{_flag(setting)} has no effect with --policy {name}: leave it out, or use guide"
+            )
     return make_policy(name)
 
 

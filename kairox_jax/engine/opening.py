@@ -26,11 +26,12 @@ from kairox_jax.engine.loading import (
     dense_thresholds,
     make_plan,
     resolve_context,
+    settings_of_slots,
 )
 from kairox_jax.engine.setup import Setup
 from kairox_jax.engine.whole import Whole
 from kairox_jax.host import MAX_BATCH, limit_threads, thread_count
-from kairox_jax.io import Checkpoint, Predictors, Tokenizer, open_checkpoint
+from kairox_jax.io import Checkpoint, Predictors, Sparsity, Tokenizer, open_checkpoint
 from kairox_jax.models import (
     find_predictors,
     find_sparsity,
@@ -68,37 +69,24 @@ def open_model(
     parallel: int,
 ) -> Opened:
     """Open a checkpoint, plan the device's memory and load; see ``Engine`` for arguments and errors."""
-    if not 1 <= parallel <= MAX_BATCH:
-        raise ValueError(f"--parallel {parallel}: choose 1 to {MAX_BATCH} sequences")
     checkpoint = open_checkpoint(model)
     if placement.vram_budget_bytes is not None:
         limit_device_memory(placement.vram_budget_bytes)
-    if predictors is not None and mode != "predicted":
-        raise ValueError(f"--predictors has no effect with --mode {mode}: leave it out, or use predicted")
-    forecasts = find_predictors(checkpoint, predictors) if mode == "predicted" else None
-    platform = jax.devices()[0].platform
-    check_host_callback(placement.host_callback, mode, platform)
-    setup = Setup(
-        config=checkpoint.config,
+    setup, forecasts = _set_up(
+        checkpoint,
         mode=mode,
-        device=jax.devices()[0],
-        context_length=resolve_context(checkpoint.config, context_length),
+        placement=placement,
+        context_length=context_length,
+        sparsity=sparsity,
+        predictors=predictors,
         parallel=parallel,
-        plan=_plan(checkpoint, mode, placement, context_length, parallel, forecasts),
-        threads=thread_count(),
-        policy_name=None if mode == "dense" else placement.policy_name,
-        implementation=resolve_implementation("auto", platform),
-        slot_format=resolve_slot_format(placement.slot_format, platform),
-        host_activations=placement.host_activations,
     )
-    if mode == "dense":
-        check_dense_settings(placement, sparsity)
-        _check_dense_inputs(setup)
+    found = None if mode == "dense" else find_sparsity(checkpoint, sparsity)
     if threads is not None:
         limit_threads(threads)
         setup = replace(setup, threads=thread_count())
     tokenizer = checkpoint.tokenizer()
-    if mode == "dense" and platform != "cpu":
+    if mode == "dense" and setup.device.platform != "cpu":
         whole = Whole(load_decoder(checkpoint), batch=parallel, context_length=setup.context_length)
         whole.warm_up()
         return Opened(setup, tokenizer, checkpoint.chat_template, whole, None)
@@ -106,8 +94,56 @@ def open_model(
         every = dense_thresholds(setup.config)
         hybrid = _load_hybrid(setup, checkpoint, every, make_policy("static"), None, placement, None)
     else:
-        setup, hybrid = _load_sparse(setup, checkpoint, sparsity, placement, forecasts)
+        setup, hybrid = _load_sparse(setup, checkpoint, found, placement, forecasts)
     return Opened(setup, tokenizer, checkpoint.chat_template, None, hybrid)
+
+
+def _set_up(
+    checkpoint: Checkpoint,
+    *,
+    mode: str,
+    placement: PlacementConfig,
+    context_length: int | None,
+    sparsity: str | Path | None,
+    predictors: str | Path | None,
+    parallel: int,
+) -> tuple[Setup, Predictors | None]:
+    """Check what can be checked before a weight is read, and plan the device's memory.
+
+    Returns:
+        The setup, and the predictors of predicted mode.
+    """
+    if not 1 <= parallel <= MAX_BATCH:
+        raise ValueError(f"--parallel {parallel}: choose 1 to {MAX_BATCH} sequences")
+    if predictors is not None and mode != "predicted":
+        raise ValueError(f"--predictors has no effect with --mode {mode}: leave it out, or use predicted")
+    forecasts = find_predictors(checkpoint, predictors) if mode == "predicted" else None
+    device = jax.devices()[0]
+    check_host_callback(placement.host_callback, mode, device.platform)
+    setup = Setup(
+        config=checkpoint.config,
+        mode=mode,
+        device=device,
+        context_length=resolve_context(checkpoint.config, context_length),
+        parallel=parallel,
+        plan=_plan(checkpoint, mode, placement, context_length, parallel, forecasts),
+        threads=thread_count(),
+        policy_name=None if mode == "dense" else placement.policy_name,
+        implementation=resolve_implementation("auto", device.platform),
+        slot_format=resolve_slot_format(placement.slot_format, device.platform),
+        host_activations=placement.host_activations,
+    )
+    if mode == "dense":
+        check_dense_settings(placement, sparsity)
+        _check_dense_inputs(setup)
+        return setup, None
+    build_policy(placement, has_prior=True)
+    if not setup.plan.slots_per_layer and (idle := settings_of_slots(placement)):
+        logger.warning(
+            "%s: nothing has a slot, so it moves and changes nothing; add --gpu-cache-neurons N",
+            ", ".join(idle),
+        )
+    return setup, forecasts
 
 
 def _check_dense_inputs(setup: Setup) -> None:
@@ -122,12 +158,11 @@ def _check_dense_inputs(setup: Setup) -> None:
 def _load_sparse(
     setup: Setup,
     checkpoint: Checkpoint,
-    sparsity: str | Path | None,
+    found: Sparsity | None,
     placement: PlacementConfig,
     forecasts: Predictors | None,
 ) -> tuple[Setup, Hybrid]:
     """Load a model with its thresholds, profile and policy; thresholds can change its activation."""
-    found = find_sparsity(checkpoint, sparsity)
     checkpoint = gate_thresholded(checkpoint, found)
     setup = replace(setup, config=checkpoint.config)
     thresholds = (resolve_thresholds if forecasts is None else predicted_thresholds)(setup.config, found)
@@ -204,11 +239,21 @@ def plan_only(
     mode: str = "exact",
     placement: PlacementConfig | None = None,
     context_length: int | None = None,
+    sparsity: str | Path | None = None,
     predictors: str | Path | None = None,
     parallel: int = 1,
 ) -> BudgetPlan:
     """Plan the memory of a model without reading its weights; see ``Engine`` for arguments and errors."""
     checkpoint = open_checkpoint(model)
-    forecasts = find_predictors(checkpoint, predictors) if mode == "predicted" else None
-    placement = PlacementConfig() if placement is None else placement
-    return _plan(checkpoint, mode, placement, context_length, parallel, forecasts)
+    setup, _ = _set_up(
+        checkpoint,
+        mode=mode,
+        placement=PlacementConfig() if placement is None else placement,
+        context_length=context_length,
+        sparsity=sparsity,
+        predictors=predictors,
+        parallel=parallel,
+    )
+    if sparsity is not None:
+        find_sparsity(checkpoint, sparsity)
+    return setup.plan

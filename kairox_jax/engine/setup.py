@@ -70,7 +70,7 @@ class Setup:
             return {"dense_part": "device", "neurons": "device"}
         return {
             "dense_part": hybrid.dense.name,
-            "neurons": "host" if self.mode == "dense" else "device slots and host",
+            "neurons": "device slots and host" if hybrid.table.capacity.any() else "host",
             "slots_per_layer": hybrid.table.capacity.tolist(),
             "device_kernels": self.implementation,
             "slot_format": self.slot_format,

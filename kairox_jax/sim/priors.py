@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +55,12 @@ def choose_priors(traces: list[Trace], source: str) -> tuple[list[np.ndarray | N
 def _frequencies(source: str, trace: Trace) -> np.ndarray:
     """Return the frequencies of a profile or trace of the same model, float32 [L, F]."""
     try:
-        with np.load(source, allow_pickle=False) as file:
-            is_profile = "frequency" in file.files
-    except (OSError, ValueError, EOFError) as error:
+        with zipfile.ZipFile(source) as file:
+            is_profile = "frequency.npy" in file.namelist()
+    except (OSError, zipfile.BadZipFile) as error:
+        reason = getattr(error, "strerror", None) or "it is neither profile nor trace, or cut off"
         raise ValueError(
-            f"cannot read the profile {source}: {error}; give a file of `kairox profile`, or a trace of --trace-out"
+            f"cannot read {source}: {reason}; give a file of `kairox profile`, or a trace of --trace-out"
         ) from None
     if not is_profile:
         other = read_trace(source)

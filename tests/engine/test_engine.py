@@ -377,3 +377,16 @@ def test_a_context_that_the_model_does_not_take_is_refused(context: int) -> None
 def test_placement_settings_without_effect_fail_in_dense_mode() -> None:
     with pytest.raises(ValueError, match="--gpu-cache-neurons has no effect with --mode dense"):
         Engine(TINY, mode="dense", placement=PlacementConfig(gpu_cache_neurons=5))
+
+
+def test_a_closed_engine_tells_so_and_one_without_slots_has_its_neurons_on_the_host() -> None:
+    with tiny_engine(context_length=CONTEXT) as engine:
+        assert engine.placement()["neurons"] == "host" and "none in a device slot" in engine.describe()
+    for ask in (
+        engine.describe,
+        engine.placement,
+        lambda: engine.begin([1], GREEDY),
+        lambda: engine.generate([1], GREEDY),
+    ):
+        with pytest.raises(ValueError, match="this engine is closed"):
+            ask()

@@ -11,7 +11,7 @@ from tiny_model import MODELS, NUM_LAYERS, NUM_NEURONS, TINY
 
 from kairox_jax.balancing import Guide, Static
 from kairox_jax.config import PlacementConfig
-from kairox_jax.engine import plan_only
+from kairox_jax.engine import Engine, plan_only
 from kairox_jax.engine.loading import (
     DEFAULT_CONTEXT,
     RUNTIME_BYTES,
@@ -202,3 +202,31 @@ def test_plan_only_reads_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Checkpoint, "tensor", lambda *args: pytest.fail("a weight was read"))
     made = plan_only(TINY, placement=PlacementConfig(gpu_cache_neurons=7), context_length=64)
     assert made.slots_per_layer == 7
+
+
+@pytest.mark.parametrize(
+    ("placement", "settings", "message"),
+    [
+        ({"policy": "nope"}, {}, "'nope'"),
+        ({"policy": "split", "tam_beta": 0.8}, {}, "no effect with --policy split"),
+        ({"policy": "lru"}, {"mode": "dense"}, "no effect with --mode dense: --policy"),
+        ({}, {"predictors": "somewhere"}, "--predictors has no effect"),
+        ({}, {"sparsity": "nowhere"}, "nowhere"),
+        ({}, {"parallel": 9}, "--parallel 9"),
+    ],
+)
+def test_a_plan_is_refused_where_the_engine_would_be(
+    placement: dict[str, Any], settings: dict[str, Any], message: str
+) -> None:
+    for opened in (plan_only, Engine):
+        with pytest.raises(ValueError, match=message):
+            opened(TINY, placement=PlacementConfig(**placement), context_length=64, **settings)
+
+
+def test_flags_that_need_slots_are_told_of_their_absence(caplog: pytest.LogCaptureFixture) -> None:
+    plan_only(TINY, placement=PlacementConfig(policy="lru", emulated_link="1GB/s,5us"), context_length=64)
+    assert "--policy, --emulated-link: nothing has a slot" in caplog.text
+    caplog.clear()
+    plan_only(TINY, context_length=64)
+    plan_only(TINY, placement=PlacementConfig(policy="lru", gpu_cache_neurons=3), context_length=64)
+    assert "slot" not in caplog.text

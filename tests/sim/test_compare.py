@@ -184,11 +184,16 @@ def test_plots_are_drawn_or_say_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_profile_is_told_as_one(tmp_path: Path) -> None:
-    (tmp_path / "bad.npz").write_bytes(b"no zip")
-    with pytest.raises(
-        ValueError, match=r"cannot read the profile .*bad.npz: .*; give a file of `kairox profile`"
-    ):
-        run("replay", TRACES[0], "--prior", str(tmp_path / "bad.npz"), "--steps", "2")
+    whole = Path(TRACES[0]).read_bytes()
+    np.save(tmp_path / "array.npy", np.ones(3))
+    for content in (b"no zip", whole[:20000], (tmp_path / "array.npy").read_bytes()):
+        (tmp_path / "bad.npz").write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"cannot read .*bad.npz: it is neither .*; give a file of `kairox"
+        ):
+            run("replay", TRACES[0], "--prior", str(tmp_path / "bad.npz"), "--steps", "2")
+    with pytest.raises(ValueError, match="none.npz: No such file"):
+        run("replay", TRACES[0], "--prior", str(tmp_path / "none.npz"), "--steps", "2")
 
 
 def test_compare_counts_its_replays(capsys: pytest.CaptureFixture[str]) -> None:
