@@ -103,7 +103,7 @@ class Split:
         if load.size < time.in_time and not self.price and (state.turns[layer] + layer) % IDLE_TURN == 0:
             load, evict = self._use_idle_link(state, layer, active, resident, load, evict, costs, time)
         if load.size and not self._pays(state, layer, active, load, evict, costs, time):
-            load, evict, wait = load[:0], evict[:0], 0
+            load, evict, wait, waits = load[:0], evict[:0], 0, False
             left = float(active[~resident].sum())
         state.forecast[layer] = (time.host_ms(left), time.link_ms(load.size))
         state.waits += waits

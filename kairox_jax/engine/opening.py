@@ -120,13 +120,24 @@ def _set_up(
     forecasts = find_predictors(checkpoint, predictors) if mode == "predicted" else None
     device = jax.devices()[0]
     check_host_callback(placement.host_callback, mode, device.platform)
+    length = resolve_context(checkpoint.config, context_length)
+    plan = make_plan(
+        checkpoint.config,
+        record_layouts(checkpoint),
+        mode=mode,
+        placement=placement,
+        context_length=length,
+        parallel=parallel,
+        predictor_bytes=predictor_bytes(forecasts),
+        device=device,
+    )
     setup = Setup(
         config=checkpoint.config,
         mode=mode,
         device=device,
-        context_length=resolve_context(checkpoint.config, context_length),
+        context_length=length,
         parallel=parallel,
-        plan=_plan(checkpoint, mode, placement, context_length, parallel, forecasts),
+        plan=plan,
         threads=thread_count(),
         policy_name=None if mode == "dense" else placement.policy_name,
         implementation=resolve_implementation("auto", device.platform),
@@ -211,26 +222,6 @@ def _load_hybrid(
         return Hybrid(store, dense, **settings)
     assert isinstance(dense, DeviceDense)
     return JittedHybrid(store, dense, host_callback=callback, platform=platform, **settings)
-
-
-def _plan(
-    checkpoint: Checkpoint,
-    mode: str,
-    placement: PlacementConfig,
-    context_length: int | None,
-    parallel: int,
-    forecasts: Predictors | None,
-) -> BudgetPlan:
-    return make_plan(
-        checkpoint.config,
-        record_layouts(checkpoint),
-        mode=mode,
-        placement=placement,
-        context_length=resolve_context(checkpoint.config, context_length),
-        parallel=parallel,
-        predictor_bytes=predictor_bytes(forecasts),
-        device=jax.devices()[0],
-    )
 
 
 def plan_only(

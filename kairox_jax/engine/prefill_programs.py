@@ -42,12 +42,11 @@ def prefill_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tupl
         y, cache = attend_rows(rebuild(leaves), x, start, rows, cache, attend)
         attended = x + y
         h = ffn_input(config, ffn_norm, x, attended)
-        *gate, up, down = unpack_records(records, layout, scales)
-        gate_product, up_product = h @ gate[0].T if gate else None, h @ up.T
-        if biases is not None:
-            up_product, attended = up_product + biases[0][None, None, :], attended + biases[1][None, None, :]
-        z, _ = neuron_values(gate_product, up_product, config.activation, threshold)
-        return attended + z @ down, cache
+        up_bias, down_bias = biases or (None, None)
+        if down_bias is not None:
+            attended = attended + down_bias[None, None, :]
+        matrices = unpack_records(records, layout, scales)
+        return add_neurons(attended, h, matrices, up_bias, threshold, config.activation), cache
 
     return jax.jit(run, static_argnames=("attend", "layout"), donate_argnames="cache")
 
