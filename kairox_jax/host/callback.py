@@ -128,10 +128,7 @@ def _buffer(neurons: HostNeurons) -> HostFfn:
 
 
 def _ffi(neurons: HostNeurons) -> HostFfn:
-    names = [
-        ffi_handler.register(layout.formats[0], layout.formats[-1], layout.row_bytes[0])
-        for layout in neurons.store.layouts
-    ]
+    names = [ffi_handler.register(layout.formats[0], layout.formats[-1]) for layout in neurons.store.layouts]
     handlers = sorted(set(names))  # a handler for each pair of formats, and layers may differ
     which = np.array([handlers.index(name) for name in names], np.int32)
     places = np.ascontiguousarray(_table(neurons)).view(np.uint8).reshape(-1)

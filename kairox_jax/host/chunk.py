@@ -12,14 +12,16 @@ from kairox_jax.host.compile import kernel
 from kairox_jax.host.exponential import exp
 from kairox_jax.host.rules import Rule
 
-_MARK_F32, _FIRST_COLUMN, _ALONE = rows.MARK_F32, decode.FIRST_COLUMN, rows.ALONE
-_PAIR = rows.PAIR
+_MARK_F32, _FIRST_COLUMN, _SIDE_BY_SIDE, _ALONE = (
+    rows.MARK_F32,
+    decode.FIRST_COLUMN,
+    rows.SIDE_BY_SIDE,
+    rows.ALONE,
+)
+_GROUP = len(rows.SIDE_BY_SIDE)
 _MAX_PENDING = columns.MAX_NEURONS
 _RAMP_SLOPE = np.float32(3)  # as models.rules.RAMP_SLOPE: a value counts in part up to 1.5 thresholds
-# So much of a record is asked for before its first row is read; a shorter one whole.
-_FIRST_BYTES = 512
-_SHORT_BYTES = 2048
-# The beginning of a short record is asked for so far ahead: it takes less time than memory to answer.
+# Of records that are read one after the other, memory is asked so far ahead: a short one takes less time than it.
 FAR_BYTES = 4096
 _SILU, _RELU2, _FATRELU, _DRELU = int(Rule.SILU), int(Rule.RELU2), int(Rule.FATRELU), int(Rule.DRELU)
 
@@ -73,67 +75,102 @@ def _add_pending(mark, width, pending, factors, count, block, scales, minima, pa
 
 
 @kernel(inner=True)
-def dots_of(mark, width, side, listed, count, x, num, jump, products):
-    """Multiply the first ``count`` listed rows, at most as many as are read side by side, with every token."""
-    for r in range(count, len(side)):
-        listed[r] = listed[count - 1]
-    rows.dots(mark, width, side, listed.ctypes.data, x.ctypes.data, num, np.int64(jump), products.ctypes.data)
+def _add_four(mark, down_rows, zs, count, asked, partial, num):
+    """Add down rows that wait to the sum, a group at most; return how many are left, moved to the front."""
+    for r in range(count, _GROUP):
+        down_rows[r], zs[r] = down_rows[count - 1], np.float32(0)
+    rows.axpy(
+        mark,
+        _SIDE_BY_SIDE,
+        down_rows.ctypes.data,
+        asked.ctypes.data,
+        zs.ctypes.data,
+        partial.ctypes.data,
+        num,
+    )
+    for r in range(_GROUP, count):
+        down_rows[r - _GROUP], zs[r - _GROUP] = down_rows[r], zs[r]
+    return max(0, count - _GROUP)
 
 
 @kernel(inner=True)
-def side_chunk(
-    x, num, records, gated, mark, width, side, down_mark, row_bytes, biases, scales, minima, ids, first, last, rule,
+def token_chunk(
+    x, num, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids, first, last, rule,
     threshold, partial, active,
 ):  # fmt: skip
-    """Do what ``ffn_chunk`` does for one token, reading several rows side by side.
+    """Add up neurons ids[first:last] for one token into partial [1, at least D]; x is what ``prepare`` filled.
 
-    Gate rows first, then up rows of those that pass, then down rows of the active: what does not fill a group waits.
+    Several rows are read side by side: gate rows, then up rows of those that pass, then down rows of the active; what
+    does not fill a group waits. Meanwhile memory is asked for what will be read next: where most neurons of the last
+    group were needed whole, the next row of each of these, else the first rows of the next group.
     """
-    group = len(side)
     base, record_bytes = records.ctypes.data, records.shape[1]
-    asked = record_bytes if record_bytes <= _SHORT_BYTES else _FIRST_BYTES
-    gate_rows, up_rows, places = (
-        np.empty(group, np.int64),
-        np.empty(2 * group, np.int64),
-        np.empty(2 * group, np.int64),  # in ids, of the rows in up_rows
+    first_rows, next_rows = np.empty(_GROUP, np.int64), np.empty(_GROUP, np.int64)
+    up_rows, places = np.empty(2 * _GROUP, np.int64), np.empty(2 * _GROUP, np.int64)  # places in ids
+    down_rows, zs = np.empty(2 * _GROUP, np.int64), np.zeros(2 * _GROUP, np.float32)
+    asked, products = np.empty(_GROUP, np.int64), np.zeros(_GROUP, np.float32)
+    gates, values, fired = (
+        np.zeros(2 * _GROUP, np.float32),
+        np.zeros(_GROUP, np.float32),
+        np.zeros(_GROUP, np.uint8),
     )
-    down_rows, zs = np.empty(4 * group, np.int64), np.zeros(4 * group, np.float32)
-    gates, products = np.zeros(2 * group, np.float32), np.zeros(group, np.float32)
-    values, fired = np.zeros(group, np.float32), np.zeros(group, np.uint8)
     pending, factors = np.empty(_MAX_PENDING, np.int64), np.zeros((_MAX_PENDING, 1), np.float32)
     ups, downs, count, block = 0, 0, 0, np.int64(-1)  # rows that wait
     partial[:] = 0
-    passes = True
-    for begin in range(first, last, group):
-        size, is_last = min(group, last - begin), begin + group >= last
-        for r in range(size):
-            gate_rows[r] = base + np.int64(ids[begin + r]) * record_bytes
-        for k in range(begin + group, min(begin + 2 * group, last)):
-            rows.ask(base + np.int64(ids[k]) * record_bytes, asked)
-        if gated:  # what is read after the gate rows is guessed from the neuron before
-            dots_of(mark, width, side, gate_rows, size, x, num, row_bytes if passes else 0, products)
+    has_rows, most = len(down_mark) < _FIRST_COLUMN, gated and rule == _SILU
+    for r in range(_GROUP):
+        next_rows[r] = base + np.int64(ids[min(first + r, last - 1)]) * record_bytes
+    for begin in range(first, last, _GROUP):
+        size, is_last = min(_GROUP, last - begin), begin + _GROUP >= last
+        for r in range(_GROUP):
+            first_rows[r] = next_rows[r]
+            next_rows[r] = base + np.int64(ids[min(begin + _GROUP + r, last - 1)]) * record_bytes
+        if gated:
+            for r in range(_GROUP):
+                asked[r] = first_rows[r] + row_bytes if most else next_rows[r]
+            rows.dots(
+                mark, width, _SIDE_BY_SIDE, first_rows.ctypes.data, asked.ctypes.data, x.ctypes.data, num,
+                products.ctypes.data,
+            )  # fmt: skip
+        passed = 0
         for r in range(size):
             active[0, begin + r] = 0
             gates[ups] = products[r]
             if gated and biases.shape[0] > 0:
                 gates[ups] += biases[ids[begin + r], 0]
-            passes = not gated or _passes(rule, threshold, gates[ups])
-            if passes:
-                up_rows[ups], places[ups] = gate_rows[r] + (row_bytes if gated else 0), begin + r
-                ups += 1
-        while ups >= group or (is_last and ups > 0):
-            size = min(ups, group)
-            dots_of(mark, width, side, up_rows, size, x, num, row_bytes, products)
+            if gated and not _passes(rule, threshold, gates[ups]):
+                continue
+            up_rows[ups], places[ups] = first_rows[r] + (row_bytes if gated else 0), begin + r
+            if gated and not most:
+                rows.ask(up_rows[ups], row_bytes)
+            ups += 1
+            passed += 1
+        if gated:
+            most = 2 * passed > size
+        while ups >= _GROUP or (is_last and ups > 0):
+            size = min(ups, _GROUP)
+            for r in range(size, _GROUP):
+                up_rows[r] = up_rows[size - 1]
+            for r in range(_GROUP):
+                asked[r] = up_rows[r] + row_bytes if has_rows and (gated or most) else next_rows[r]
+            rows.dots(
+                mark, width, _SIDE_BY_SIDE, up_rows.ctypes.data, asked.ctypes.data, x.ctypes.data, num,
+                products.ctypes.data,
+            )  # fmt: skip
             if biases.shape[0] > 0:
                 for r in range(size):
                     products[r] += biases[ids[places[r]], biases.shape[1] - 1]
             _activate(rule, threshold, gated, gates, products, values, fired)
+            passed = 0
             for r in range(size):
                 if fired[r] == 0:
                     continue
                 active[0, places[r]] = 1
+                passed += 1
                 neuron, row = np.int64(ids[places[r]]), up_rows[r] + row_bytes
-                if len(down_mark) < _FIRST_COLUMN:
+                if has_rows:
+                    if not gated and not most:
+                        rows.ask(row, row_bytes)
                     down_rows[downs], zs[downs] = row, values[r]
                     downs += 1
                     continue
@@ -142,32 +179,33 @@ def side_chunk(
                     count = 0
                 block, pending[count], factors[count, 0] = neuron >> 5, row, values[r]
                 count += 1
-            for r in range(group, ups):
-                up_rows[r - group], places[r - group], gates[r - group] = up_rows[r], places[r], gates[r]
+                rows.ask(row, columns.AHEAD_BYTES)  # the rest is asked for as its beginning is read
+            if not gated:
+                most = 2 * passed > size
+            for r in range(_GROUP, ups):
+                up_rows[r - _GROUP], places[r - _GROUP], gates[r - _GROUP] = up_rows[r], places[r], gates[r]
             ups -= size
-        while downs >= group or (is_last and downs > 0):
-            for r in range(downs, group):
-                down_rows[r], zs[r] = down_rows[downs - 1], np.float32(0)
-            rows.axpy(down_mark, side, down_rows.ctypes.data, zs.ctypes.data, partial.ctypes.data, num)
-            for r in range(group, downs):
-                down_rows[r - group], zs[r - group] = down_rows[r], zs[r]
-            downs = max(0, downs - group)
+            if downs >= _GROUP:
+                downs = _add_four(
+                    down_mark, down_rows, zs, downs, next_rows if most else down_rows, partial, num
+                )
+    if downs > 0:
+        _add_four(down_mark, down_rows, zs, downs, down_rows, partial, num)
     if count > 0:
         _add_pending(down_mark, width, pending, factors, count, block, scales, minima, partial)
 
 
 @kernel(inner=True)
-def ffn_chunk(
+def batch_chunk(
     x, batch, num, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids, first, last, rule,
     threshold, partial, active,
 ):  # fmt: skip
-    """Add up neurons ids[first:last] into partial [width, at least D]; x is the scratch that ``prepare`` filled.
+    """Add up neurons ids[first:last] for several tokens into partial [width, at least D]; see ``token_chunk``.
 
     Rows are read while the record is in cache. Columns that share scales wait until the block of neurons changes.
     """
     tokens = len(width)
-    wide, listed = np.empty(num if tokens > 1 else 1, np.float32), np.empty(1, np.int64)
-    both, products = np.empty(2, np.int64), np.empty(2, np.float32)
+    wide, listed, asked = np.empty(num, np.float32), np.empty(1, np.int64), np.empty(1, np.int64)
     base, record_bytes = records.ctypes.data, records.shape[1]
     gates, ups = np.zeros(tokens, np.float32), np.empty(tokens, np.float32)
     zs, fired = np.empty(tokens, np.float32), np.empty(tokens, np.uint8)
@@ -179,19 +217,21 @@ def ffn_chunk(
     for k in range(first, last):
         neuron = np.int64(ids[k])
         row = base + neuron * record_bytes
-        listed[0] = row
-        jump = base + np.int64(ids[min(k + far, last - 1)]) * record_bytes - row  # to a record further on
-        any_passes = False
-        if tokens == 1 and gated and rule == _SILU:
-            # Its value needs both rows: with int8 inputs 4.3 ms for the default model's, 5.6 one after the other.
-            both[0], both[1] = row, row + row_bytes
-            dots_of(mark, width, _PAIR, both, 2, x, num, row_bytes if far == 1 else jump, products)
-            listed[0], gates[0], ups[0] = both[1], products[0], products[1]
-            if biases.shape[0] > 0:
-                gates[0] += biases[neuron, 0]
-        elif gated:
+        further = base + np.int64(ids[min(k + far, last - 1)]) * record_bytes
+        listed[0], any_passes = row, False
+        if gated:
             # What is read after the gate row is guessed from the neuron before.
-            dots_of(mark, width, _ALONE, listed, 1, x, num, row_bytes if passed and far == 1 else jump, gates)
+            asked[0] = row + row_bytes if passed and far == 1 else further
+            rows.dots(
+                mark,
+                width,
+                _ALONE,
+                listed.ctypes.data,
+                asked.ctypes.data,
+                x.ctypes.data,
+                num,
+                gates.ctypes.data,
+            )
             for b in range(batch):
                 if biases.shape[0] > 0:
                     gates[b] += biases[neuron, 0]
@@ -202,8 +242,10 @@ def ffn_chunk(
                 for b in range(batch):
                     active[b, k] = 0
                 continue
-        if tokens > 1 or not gated or rule != _SILU:
-            dots_of(mark, width, _ALONE, listed, 1, x, num, row_bytes if far == 1 else jump, ups)
+        asked[0] = listed[0] + row_bytes if far == 1 else further + (listed[0] - row)
+        rows.dots(
+            mark, width, _ALONE, listed.ctypes.data, asked.ctypes.data, x.ctypes.data, num, ups.ctypes.data
+        )
         if biases.shape[0] > 0:
             for b in range(batch):
                 ups[b] += biases[neuron, biases.shape[1] - 1]
@@ -227,15 +269,12 @@ def ffn_chunk(
                 factors[count, b] = zs[b]
             count += 1
             continue
-        if tokens == 1:
-            rows.axpy(down_mark, _ALONE, listed.ctypes.data, zs.ctypes.data, partial.ctypes.data, num)
-            continue
         rows.unpack(down_mark, listed[0], wide.ctypes.data, num)
         listed[0] = wide.ctypes.data
         for b in range(batch):
             if active[b, k]:
                 rows.axpy(
-                    _MARK_F32, _ALONE, listed.ctypes.data, zs.ctypes.data + 4 * b,
+                    _MARK_F32, _ALONE, listed.ctypes.data, listed.ctypes.data, zs.ctypes.data + 4 * b,
                     partial.ctypes.data + 4 * b * partial.shape[1], num,
                 )  # fmt: skip
     if count > 0:

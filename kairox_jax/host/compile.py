@@ -64,7 +64,7 @@ def kernel(*, parallel: bool = False, inner: bool = False) -> Callable[[Callable
 
     def wrap(function: Callable[..., Any]) -> Any:
         if inner:
-            return numba.jit(**options)(function)
+            return numba.jit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)(function)
         saved, config.CACHE_DIR = config.CACHE_DIR, _CACHE_DIR
         try:
             return _one_writer(numba.jit(cache=True, **options)(function))

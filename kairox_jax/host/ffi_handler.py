@@ -137,7 +137,7 @@ def _answers_metadata(frame, minor):
 
 
 @kernel()
-def _run(frame, mark, width, side, down_mark):
+def _run(frame, mark, width, down_mark):
     """Evaluate: arguments x [B,D], ids [K], n [], layer [], table as bytes, thresholds [L]; results y, active."""
     batch, num, listed = _dim(frame, 72, 0, 0), _dim(frame, 72, 0, 1), _dim(frame, 72, 1, 0)
     x = carray(_floats_at(_data(frame, 72, 0)), (batch, num))
@@ -160,7 +160,7 @@ def _run(frame, mark, width, side, down_mark):
     partials = np.empty((row[THREADS] * slots.shape[0], len(width), padded), np.float32)
     inputs = np.empty(padded * len(width), np.float32)
     loops.ffn(
-        x, inputs, records, row[GATED] != 0, mark, width, side, down_mark, row[ROW_BYTES], biases, scales, minima, ids,
+        x, inputs, records, row[GATED] != 0, mark, width, down_mark, row[ROW_BYTES], biases, scales, minima, ids,
         chunk, row[RULE], limit, partials, slots, y, active, np.empty(3 * crew.STAGE_BYTES // 8, np.int64),
         row[THREADS],
     )  # fmt: skip
@@ -172,12 +172,11 @@ def _threads(frame):
 
 
 @functools.cache
-def register(format: str, down_format: str, row_bytes: int) -> str:
+def register(format: str, down_format: str) -> str:
     """Compile the handler and make it known to XLA's CPU platform; return its name for ``jax.ffi.ffi_call``.
 
     Args:
         format, down_format: of the records' first row and of their down columns.
-        row_bytes: of the first row.
 
     Raises:
         ValueError: an unknown version of the FFI, or a threading layer that aborts under two callers.
@@ -189,7 +188,6 @@ def register(format: str, down_format: str, row_bytes: int) -> str:
         )
 
     mark, down_mark = rows.MARKS[format], rows.MARKS[down_format]
-    side, alone = rows.side_of(row_bytes, 1), rows.ALONE
     narrow, middle, wide = (rows.width_of(width) for width in rows.WIDTHS)
 
     @numba.njit
@@ -197,13 +195,13 @@ def register(format: str, down_format: str, row_bytes: int) -> str:
         set_num_threads(_threads(frame))  # of the calling thread, which is one of XLA's
         batch = _dim(frame, 72, 0, 0)
         if batch == 1:
-            _run(frame, mark, narrow, side, down_mark)
+            _run(frame, mark, narrow, down_mark)
         elif batch <= 4:
-            _run(frame, mark, middle, alone, down_mark)
+            _run(frame, mark, middle, down_mark)
         else:
-            _run(frame, mark, wide, alone, down_mark)
+            _run(frame, mark, wide, down_mark)
 
-    name = f"{TARGET}_{format}_{down_format}_{len(side)}"
+    name = f"{TARGET}_{format}_{down_format}"
     jax.ffi.register_ffi_target(name, make_handler(work), platform="cpu")
     return name
 

@@ -186,7 +186,15 @@ def _row_scales(b: Any, format: int, block: Any, lanes: int, target: Target) -> 
 
 
 def dots(
-    context: Any, b: Any, code: int, width: int, listed: list[Any], x: Any, num: Any, jump: Any, out: Any
+    context: Any,
+    b: Any,
+    code: int,
+    width: int,
+    listed: list[Any],
+    asked: list[Any],
+    x: Any,
+    num: Any,
+    out: Any,
 ) -> None:
     """Emit the products of rows with ``width`` rounded tokens; see ``rows.dots``."""
     format, places, target = code % INT8, _Places(width), target_of(context)
@@ -222,7 +230,7 @@ def dots(
                 into = sums[row][four][index % copies]
                 b.store(b.fadd(b.load(into), part, flags=FLAGS), into)
 
-    walk(b, code, listed, x, num, block, lambda *ragged: None, stride=places.stride, jump=jump)
+    walk(b, code, listed, x, num, block, lambda *ragged: None, stride=places.stride, asked=asked)
     for place, parts in enumerate(part for row in sums for part in row):
         whole, lanes = _whole(b, parts), places.lanes
         while lanes > (1 if width == 1 else 4):

@@ -120,7 +120,6 @@ class LayerFfn:
             raise ValueError(f"rule {rule.name} needs a gate row, but the records hold two rows")
         self.num, self.record_bytes, self._padded = num, raw.shape[1], padded_columns(num)
         self._mark = rows.mark_of(layout.formats[0], _checked(activations))
-        self._row_bytes = layout.row_bytes[0]
         self._before = raw, num_rows == 3, self._mark
         self._weights = (
             rows.MARKS[layout.formats[-1]], layout.row_bytes[0], biases,
@@ -158,7 +157,7 @@ class LayerFfn:
             partials = _aligned("partial", helpers * slots.size, len(width), self._padded)
             inputs = _aligned("inputs", rows.prepared_floats(self.num, len(width)))
             loops.ffn(
-                x, inputs, *self._before, width, rows.side_of(self._row_bytes, len(width)), *self._weights, ids[:n],
+                x, inputs, *self._before, width, *self._weights, ids[:n],
                 chunk, *self._rule, partials, slots, out, active, _counters, helpers,
             )  # fmt: skip
 

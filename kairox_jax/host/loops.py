@@ -6,7 +6,7 @@ import numpy as np
 from numba import prange
 
 from kairox_jax.host import crew, rows
-from kairox_jax.host.chunk import FAR_BYTES, dots_of, ffn_chunk, side_chunk
+from kairox_jax.host.chunk import FAR_BYTES, batch_chunk, token_chunk
 from kairox_jax.host.compile import kernel
 
 _SIDE_BY_SIDE, _ALONE = rows.SIDE_BY_SIDE, rows.ALONE
@@ -23,7 +23,7 @@ def prepare(x, mark, width, inputs):
 
 @kernel(inner=True)
 def _ffn_share(
-    inputs, batch, num, records, gated, mark, width, side, down_mark, row_bytes, biases, scales, minima, ids, chunk,
+    inputs, batch, num, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids, chunk,
     rule, threshold, partials, slots, out, active, counters,
 ):  # fmt: skip
     """One thread's share: sums over chunks of neurons, then the sums of these in the chunks' order.
@@ -36,13 +36,13 @@ def _ffn_share(
     c = crew.take(counters, 0)
     while c < chunks:
         begin, end = c * chunk, min((c + 1) * chunk, ids.shape[0])
-        if len(side) > 1:
-            side_chunk(
-                inputs, num, records, gated, mark, width, side, down_mark, row_bytes, biases, scales, minima, ids,
+        if len(width) == 1:
+            token_chunk(
+                inputs, num, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids,
                 begin, end, rule, threshold, partials[used], active,
             )  # fmt: skip
         else:
-            ffn_chunk(
+            batch_chunk(
                 inputs, batch, num, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids,
                 begin, end, rule, threshold, partials[used], active,
             )  # fmt: skip
@@ -65,14 +65,14 @@ def _ffn_share(
 
 @kernel(parallel=True)
 def ffn(
-    x, inputs, records, gated, mark, width, side, down_mark, row_bytes, biases, scales, minima, ids, chunk, rule,
+    x, inputs, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids, chunk, rule,
     threshold, partials, slots, out, active, counters, helpers,
 ):  # fmt: skip
     prepare(x, mark, width, inputs)
     crew.clear(counters)
     for _ in prange(helpers):
         _ffn_share(
-            inputs, x.shape[0], x.shape[1], records, gated, mark, width, side, down_mark, row_bytes, biases, scales,
+            inputs, x.shape[0], x.shape[1], records, gated, mark, width, down_mark, row_bytes, biases, scales,
             minima, ids, chunk, rule, threshold, partials, slots, out, active, counters,
         )  # fmt: skip
 
@@ -83,12 +83,23 @@ def matvec_chunk(inputs, num, matrix, mark, width, side, first, last, out):
     group = len(side)
     # Rows that are read side by side lie so far apart: each is a stream of its own.
     apart = (last - first + group - 1) // group
-    jump = matrix.shape[1] if group > 1 else max(matrix.shape[1], FAR_BYTES)
-    listed, products = np.empty(group, np.int64), np.empty((group, len(width)), np.float32)
+    further = matrix.shape[1] if group > 1 else max(matrix.shape[1], FAR_BYTES)
+    listed, asked = np.empty(group, np.int64), np.empty(group, np.int64)
+    products = np.empty((group, len(width)), np.float32)
     for v in range(first, first + apart):
         for r in range(group):
             listed[r] = matrix.ctypes.data + min(v + r * apart, last - 1) * matrix.shape[1]
-        dots_of(mark, width, side, listed, group, inputs, num, jump, products)
+            asked[r] = listed[r] + further
+        rows.dots(
+            mark,
+            width,
+            side,
+            listed.ctypes.data,
+            asked.ctypes.data,
+            inputs.ctypes.data,
+            num,
+            products.ctypes.data,
+        )
         for r in range(group):
             for b in range(out.shape[0]):
                 out[b, min(v + r * apart, last - 1)] = products[r, b]

@@ -43,12 +43,9 @@ _INT8_MARKS = {name: (0,) * code for name, code in INT8_CODES.items()}
 MARK_F32 = MARKS["f32"]
 # Tokens that one pass over a row serves, told by a tuple's length as well: one, up to four, up to eight.
 WIDTHS = (1, 4, 8)
-# Rows that a pass over one token reads side by side. The processor itself reads ahead in each of them, while its window
-# of instructions holds too little of one row to keep memory busy beside the decoding. Random q4_0 records of 4096
-# weights as a share of a streaming read, in one run of a bare loop with one, two, four rows at a time: 36, 39, 52 %.
-SIDE_BY_SIDE, ALONE = (0,) * 4, (0,)  # told by a tuple's length as well
-PAIR = (0,) * 2  # gate and up row of one token, where both are read in any case
-LONG_ROW_BYTES = 1024  # of an FFN: with shorter rows the queues cost more than the streams gain
+# Rows that a pass over one token reads side by side, told by a tuple's length as well. The processor itself reads ahead
+# in each of them, while its window of instructions holds too little of one row to keep memory busy beside the decoding.
+SIDE_BY_SIDE, ALONE = (0,) * 4, (0,)
 
 
 def host_formats() -> tuple[str, ...]:
@@ -64,11 +61,6 @@ def mark_of(format: str, activations: str) -> tuple[int, ...]:
 def width_of(batch: int) -> tuple[int, ...]:
     """Return the mark of the least width that holds a batch."""
     return (0,) * next(width for width in WIDTHS if batch <= width)
-
-
-def side_of(row_bytes: int, tokens: int) -> tuple[int, ...]:
-    """Return the mark of how many rows of an FFN are read at a time: several pay off where rows are long."""
-    return SIDE_BY_SIDE if tokens == 1 and row_bytes >= LONG_ROW_BYTES else ALONE
 
 
 def prepared_floats(num: int, width: int) -> int:
@@ -117,28 +109,36 @@ def _listed(b: Any, addresses: Any, count: int) -> list[Any]:
 
 
 @intrinsic
-def dots(typing_context, mark, width, side, addresses, x, num, jump, out):  # type: ignore[no-untyped-def]
+def dots(typing_context, mark, width, side, addresses, asked, x, num, out):  # type: ignore[no-untyped-def]
     """Multiply ``side`` listed rows with each of ``width`` prepared tokens.
 
-    Writes floats [rows, width] to ``out``. ``jump``: see ``walk``.
+    Writes floats [rows, width] to ``out``. ``asked`` lists as many rows as ``addresses``: see ``walk``.
     """
 
     def codegen(context, b, signature, args):
-        _, _, _, addresses, x, num, jump, out = args
-        code, listed = mark.count, _listed(b, addresses, side.count)
+        _, _, _, addresses, asked, x, num, out = args
+        code, listed, asked = mark.count, _listed(b, addresses, side.count), _listed(b, asked, side.count)
         if code >= INT8:
-            integers.dots(context, b, code, width.count, listed, x, num, jump, out)
+            integers.dots(context, b, code, width.count, listed, asked, x, num, out)
         elif (
             code < FIRST_COLUMN
         ):  # such columns are never read as rows, but the branch that would is compiled
-            _float_dots(context, b, code, width.count, listed, x, num, jump, out)
+            _float_dots(context, b, code, width.count, listed, asked, x, num, out)
         return context.get_dummy_value()
 
     return types.void(mark, width, side, *(types.int64,) * 5), codegen
 
 
 def _float_dots(
-    context: Any, b: Any, code: int, width: int, listed: list[Any], x: Any, num: Any, jump: Any, out: Any
+    context: Any,
+    b: Any,
+    code: int,
+    width: int,
+    listed: list[Any],
+    asked: list[Any],
+    x: Any,
+    num: Any,
+    out: Any,
 ) -> None:
     _, decode, _ = LAYOUTS[code]
     target = target_of(context)
@@ -178,7 +178,7 @@ def _float_dots(
             for token in range(width):
                 add(tails[row, token], weight, load(b, place, 4 * BLOCK * token, FLOAT))
 
-    walk(b, code, listed, x, num, block, one, stride=4 * BLOCK * width, jump=jump)
+    walk(b, code, listed, x, num, block, one, stride=4 * BLOCK * width, asked=asked)
     wholes = [_pairwise(b, [b.load(part) for part in sums[pair]]) for pair in pairs]
     for place, (pair, whole) in enumerate(zip(pairs, reduce_all(b, wholes), strict=True)):
         store(b, b.fadd(whole, b.load(tails[pair]), flags=FLAGS), out, 4 * place)
@@ -231,15 +231,21 @@ def add_up(typing_context, slots, count, base, stride, out, num):  # type: ignor
 
 
 @intrinsic
-def axpy(typing_context, mark, side, addresses, factors, out, num):  # type: ignore[no-untyped-def]
-    """Add ``side`` listed rows, each times its float at ``factors``, to ``num`` floats at ``out``."""
+def axpy(typing_context, mark, side, addresses, asked, factors, out, num):  # type: ignore[no-untyped-def]
+    """Add ``side`` listed rows, each times its float at ``factors``, to ``num`` floats at ``out``.
+
+    ``asked`` is as for ``dots``.
+    """
 
     def codegen(context, b, signature, args):
-        _, _, addresses, factors, out, num = args
+        _, _, addresses, asked, factors, out, num = args
         if mark.count >= FIRST_COLUMN:
             return context.get_dummy_value()
         _, decode, _ = LAYOUTS[mark.count]
-        target, listed = target_of(context), _listed(b, addresses, side.count)
+        target, listed, asked = (
+            target_of(context),
+            *(_listed(b, lst, side.count) for lst in (addresses, asked)),
+        )
         times = [load(b, factors, 4 * row, FLOAT) for row in range(len(listed))]
         wide = [splat(b, factor) for factor in times]
 
@@ -259,10 +265,10 @@ def axpy(typing_context, mark, side, addresses, factors, out, num):  # type: ign
                 total = b.fadd(total, b.fmul(decode_one(b, at, target), factor, flags=FLAGS), flags=FLAGS)
             store(b, total, place, 0)
 
-        walk(b, mark.count, listed, out, num, block, one, stride=4 * BLOCK)
+        walk(b, mark.count, listed, out, num, block, one, stride=4 * BLOCK, asked=asked)
         return context.get_dummy_value()
 
-    return types.void(mark, side, *(types.int64,) * 4), codegen
+    return types.void(mark, side, *(types.int64,) * 5), codegen
 
 
 @intrinsic

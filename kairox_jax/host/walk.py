@@ -10,10 +10,9 @@ from numba.core import cgutils
 
 from kairox_jax.host.decode import FLAGS, I32, I64, INT8, LAYOUTS, prefetch
 
-# How far ahead of a loop memory is asked for, into the second cache.
-AHEAD_BYTES = 1024
-# Blocks of 32 weights; one where several rows are read at a time, which is as fast and compiles faster.
+# Blocks of a lone row that a round of the loop takes; of several rows, so many as a cache line holds.
 UNROLL = 4
+_LINE_BYTES = 64
 
 
 def walk(
@@ -26,7 +25,7 @@ def walk(
     one: Callable[[Callable, list[Any], Any], None],
     *,
     stride: int,
-    jump: Any | None = None,
+    asked: list[Any] | None = None,
 ) -> None:
     """Emit the loop over rows of ``num`` weights, read side by side.
 
@@ -39,50 +38,35 @@ def walk(
             some at a time, and ``index`` counts these.
         one: the same for single weights, where rows may be ragged: ``(decoder, addresses, address beside)``.
         stride: bytes.
-        jump: bytes from a row to what is read after it, whose beginning its end asks for; 0 and None: nothing.
+        asked: addresses of the rows that will be read next. As this loop goes over its rows it asks memory for the
+            same places in those: asked for in one go, they would fill the core's queue and stop the sums.
     """
     block_bytes, _, single = LAYOUTS[code % INT8]
-    unroll = UNROLL if len(rows) == 1 else 1
+    at_once = UNROLL if len(rows) == 1 else max(1, _LINE_BYTES // block_bytes)
     blocks = b.lshr(num, ir.Constant(I64, 5))
-    row_bytes, ahead = b.mul(blocks, ir.Constant(I64, block_bytes)), ir.Constant(I64, AHEAD_BYTES)
 
-    def some_blocks(first: Any, count: int, asked: Any | None) -> None:
-        offset = b.mul(first, ir.Constant(I64, block_bytes))
-        ats, place = (
-            [b.add(row, offset) for row in rows],
-            b.add(beside, b.mul(first, ir.Constant(I64, stride))),
-        )
-        if asked is not None:
-            size = count * block_bytes
-            # Of several rows long ones are read, whose lines the processor itself completes.
-            lines = -(-size // 64) if len(rows) == 1 else max(1, round(size / 64))
-            for at in ats:
-                for line in range(lines):
-                    prefetch(b, b.add(at, asked), line * size // lines)
+    def some_blocks(first: Any, count: int) -> None:
+        offset, size = b.mul(first, ir.Constant(I64, block_bytes)), count * block_bytes
+        lines = max(1, round(size / _LINE_BYTES))
+        for row in asked or []:
+            for line in range(lines):
+                prefetch(b, b.add(row, offset), line * size // lines)
+        ats = [b.add(row, offset) for row in rows]
+        place = b.add(beside, b.mul(first, ir.Constant(I64, stride)))
         for index in range(count):
             here = ir.Constant(I64, index * block_bytes)
             block(index, [b.add(at, here) for at in ats], b.add(place, ir.Constant(I64, index * stride)))
 
-    many, step = b.udiv(blocks, ir.Constant(I64, unroll)), ir.Constant(I64, unroll * block_bytes)
-    inner = b.select(
-        b.icmp_unsigned(">", row_bytes, ahead), b.udiv(b.sub(row_bytes, ahead), step), ir.Constant(I64, 0)
-    )
-    beyond = ir.Constant(I64, 0)
-    if jump is not None:
-        beyond = b.select(b.icmp_unsigned("==", jump, beyond), beyond, b.sub(jump, b.mul(inner, step)))
-    # Two parts of one loop: the second, near the rows' end, asks for what lies behind, or again for what it reads.
-    with cgutils.for_range(b, ir.Constant(I64, 2)) as part:
-        is_first = b.icmp_unsigned("==", part.index, ir.Constant(I64, 0))
-        begin = b.select(is_first, ir.Constant(I64, 0), inner)
-        asked, end = b.select(is_first, ahead, beyond), b.select(is_first, inner, many)
-        with cgutils.for_range(b, b.sub(end, begin)) as loop:
-            some_blocks(b.mul(b.add(begin, loop.index), ir.Constant(I64, unroll)), unroll, asked)
-    if unroll > 1:
-        begun = b.mul(many, ir.Constant(I64, unroll))
+    many = b.udiv(blocks, ir.Constant(I64, at_once))
+    with cgutils.for_range(b, many) as loop:
+        some_blocks(b.mul(loop.index, ir.Constant(I64, at_once)), at_once)
+    if at_once > 1:
+        begun = b.mul(many, ir.Constant(I64, at_once))
         with cgutils.for_range(b, b.sub(blocks, begun)) as loop:
-            some_blocks(b.add(begun, loop.index), 1, beyond)
+            some_blocks(b.add(begun, loop.index), 1)
     if single is None:
         return
+    row_bytes = b.mul(blocks, ir.Constant(I64, block_bytes))
     place = b.add(beside, b.mul(blocks, ir.Constant(I64, stride)))
     with cgutils.for_range(b, b.sub(num, b.shl(blocks, ir.Constant(I64, 5)))) as loop:
         offset = b.add(row_bytes, b.mul(loop.index, ir.Constant(I64, single[0])))
