@@ -102,7 +102,7 @@ class Hybrid:
         settings: dict[str, Any] = dict(thresholds=thresholds, scales=self._scales)
         self.prefill: Prefill
         if isinstance(dense, HostDense):
-            self.prefill = HostPrefill(store, dense, **settings)
+            self.prefill = HostPrefill(store, dense, ffns=self._ffns, **settings)
         else:
             self.prefill = DevicePrefill(store, dense, **settings)
         self._shares_cores = isinstance(dense, HostDense)

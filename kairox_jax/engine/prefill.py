@@ -21,13 +21,13 @@ from kairox_jax.quant import SharedScales
 CHUNKS = (16, 64, 256)  # padded lengths of a piece of prompt, so that three shapes compile
 # On a CPU device, where no weight is streamed and a padded token costs as much as any other.
 HOST_CHUNKS = (16, 32, 64, 128, 256)
-# Of a batch: a piece of 128 tokens of SmolLM2-135M holds the others up for 0.2 s, one of 256 for 0.4 s.
+# Of a batch: a piece of 128 tokens of SmolLM2-135M holds the others up for 0.2 s, one of 256 for 0.3 s.
 HOST_BATCH_CHUNKS = (16, 32, 64, 128)
-# Prompts that run in one piece, and its padded tokens. One of 64 tokens takes 135 ms, two 223 ms, four 390 ms, because
-# every neuron is unpacked once for all of them (on an accelerator: streamed to it) and larger products are faster.
+# Prompts that run in one piece, and its padded tokens. One of 64 tokens takes 106 ms, two 188 ms, four 328 ms, because
+# every neuron is unpacked once for all of them (on an accelerator: streamed to it).
 GROUPS, MAX_TOGETHER = (4, 2, 1), 256
 # So many steps at a prompt's end are shorter than one more piece: of SmolLM2-135M on 2 cores a step of 8 tokens takes
-# 28 ms and a piece of 16 takes 74 ms.
+# 28 ms and a piece of 16 takes 58 ms.
 LAST_STEPS = 2
 
 
@@ -125,7 +125,9 @@ class Prefill:
         at = np.array([len(piece.ids) - 1 for piece in prompts], np.int32)
         return last_rows(x, at)
 
-    def _run(self, ids: Int[np.ndarray, "n T"], prompts: Sequence[Piece]) -> Float[Array, "n T D"]:
+    def _run(
+        self, ids: Int[np.ndarray, "n T"], prompts: Sequence[Piece]
+    ) -> Float[Array, "n T D"] | Float[np.ndarray, "n T D"]:
         """Run every layer over the padded tokens of one piece of each prompt, and fill the cache."""
         raise NotImplementedError
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.engine.programs import Leaves, Rebuild, attend_rows, ffn_input
@@ -45,8 +44,12 @@ def prefill_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tupl
         up_bias, down_bias = biases or (None, None)
         if down_bias is not None:
             attended = attended + down_bias[None, None, :]
-        matrices = unpack_records(records, layout, scales)
-        return add_neurons(attended, h, matrices, up_bias, threshold, config.activation), cache
+        *gate, up, down = unpack_records(records, layout, scales)
+        gate_product, up_product = h @ gate[0].T if gate else None, h @ up.T
+        if up_bias is not None:
+            up_product = up_product + up_bias[None, None, :]
+        z, _ = neuron_values(gate_product, up_product, config.activation, threshold)
+        return attended + z @ down, cache
 
     return jax.jit(run, static_argnames=("attend", "layout"), donate_argnames="cache")
 
@@ -76,30 +79,3 @@ def prompt_front_program(
         return attended if down_bias is None else attended + down_bias[None, None, :], h, filled
 
     return jax.jit(run, static_argnames="attend", donate_argnames="cache")
-
-
-@partial(jax.jit, static_argnames="activation")
-def add_neurons(
-    x: Float[Array, "n T D"],
-    h: Float[Array, "n T D"],
-    matrices: tuple[Float[Array, "F D"], ...],
-    up_bias: Float[Array, " F"] | None,
-    threshold: float | Array,
-    activation: str,
-) -> Float[Array, "n T D"]:
-    """Add what some neurons give of the FFN's input ``h`` to ``x``; every one is computed, the inactive are dropped.
-
-    Args:
-        x: the residual stream.
-        h: the FFN's input.
-        matrices: the neurons' gate rows where there are such, up rows, and down columns.
-        up_bias: of these neurons, or None.
-        threshold: of their activation.
-        activation: of the model.
-    """
-    *gate, up, down = matrices
-    gate_product, up_product = h @ gate[0].T if gate else None, h @ up.T
-    if up_bias is not None:
-        up_product = up_product + up_bias[None, None, :]
-    z, _ = neuron_values(gate_product, up_product, activation, threshold)
-    return x + z @ down

@@ -6,7 +6,6 @@ from kairox_jax.host.kernels import MAX_BATCH, LayerFfn, matvec, residual_ffn
 from kairox_jax.host.rows import host_formats
 from kairox_jax.host.rules import Rule
 from kairox_jax.host.threads import limit_threads, thread_count
-from kairox_jax.host.unpack import unpack_neurons
 
 __all__ = [
     "MAX_BATCH",
@@ -21,5 +20,4 @@ __all__ = [
     "matvec",
     "residual_ffn",
     "thread_count",
-    "unpack_neurons",
 ]

@@ -35,7 +35,7 @@ def _passes(rule, threshold, value):
 
 
 @kernel(inner=True)
-def _activate(rule, threshold, gated, gates, ups, zs, fired):
+def activate(rule, threshold, gated, gates, ups, zs, fired):
     """Turn the gates and ups of a neuron's tokens into what it adds, and say for which of them it is active.
 
     Loops without branches and calls, so that they become vector code. NaN is active: the output shows it.
@@ -160,7 +160,7 @@ def token_chunk(
             if biases.shape[0] > 0:
                 for r in range(size):
                     products[r] += biases[ids[places[r]], biases.shape[1] - 1]
-            _activate(rule, threshold, gated, gates, products, values, fired)
+            activate(rule, threshold, gated, gates, products, values, fired)
             passed = 0
             for r in range(size):
                 if fired[r] == 0:
@@ -249,7 +249,7 @@ def batch_chunk(
         if biases.shape[0] > 0:
             for b in range(batch):
                 ups[b] += biases[neuron, biases.shape[1] - 1]
-        _activate(rule, threshold, gated, gates, ups, zs, fired)
+        activate(rule, threshold, gated, gates, ups, zs, fired)
         any_passes = False
         for b in range(batch):
             active[b, k] = fired[b]

@@ -190,3 +190,10 @@ LAYOUTS: dict[int, tuple[int, Callable, tuple[int, Callable] | None]] = {
     Q4_0: (18, _decode_q4_0, None),
     Q4_1: (20, _decode_q4_1, None),
 }
+
+
+def block_bytes(name: str) -> int:
+    """Return the bytes that 32 weights of a row take, or of a down column whose scales are shared."""
+    if name in COLUMN_CODES:
+        return BLOCK if COLUMN_CODES[name] == Q8_0_COLUMN else BLOCK // 2
+    return LAYOUTS[CODES[name]][0]

@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Float, Int32, UInt8
 
 from kairox_jax.config import HOST_ACTIVATIONS
-from kairox_jax.host import crew, decode, loops, rows, threads
+from kairox_jax.host import crew, decode, loops, prompt, rows, threads
 from kairox_jax.host.rules import GATED_ONLY, Rule
+from kairox_jax.host.tiles import TOKENS
 from kairox_jax.quant.columns import BLOCK, COLUMN_FORMATS, SharedScales, padded_columns
 from kairox_jax.quant.formats import PackedRows, block_format
 from kairox_jax.quant.records import RecordLayout
@@ -126,6 +127,8 @@ class LayerFfn:
             *_scale_tables(scales, layout, raw.shape[0]),
         )  # fmt: skip
         self._rule = int(rule), np.float32(threshold)
+        self._down = layout.offsets[-1], decode.block_bytes(layout.formats[-1])
+        self._row_mark = rows.MARKS[layout.formats[0]]
 
     def __call__(
         self,
@@ -159,6 +162,32 @@ class LayerFfn:
             loops.ffn(
                 x, inputs, *self._before, width, *self._weights, ids[:n],
                 chunk, *self._rule, partials, slots, out, active, _counters, helpers,
+            )  # fmt: skip
+
+    def add_all(self, h: Float[np.ndarray, "T D"], x: Float[np.ndarray, "T D"]) -> None:
+        """Add the whole FFN of many tokens, as a prompt has them, to the residual stream; activations are not rounded.
+
+        Args:
+            h: float32 [T, D], normalised FFN inputs.
+            x: float32 [T, D], the residual stream, changed in place. The result does not depend on the threads.
+
+        Raises:
+            ValueError: shapes or types do not fit.
+        """
+        _check_floats("h", h, (None, self.num))
+        _check_floats("x", x, h.shape)
+        raw, gated, _ = self._before
+        down_mark, row_bytes, *tables = self._weights
+        groups = -(-len(h) // TOKENS)
+        with threads.own() as helpers:
+            padded = _aligned("prompt", groups * TOKENS, self.num)
+            padded[: len(h)], padded[len(h) :] = h, 0
+            tokens = _aligned("tokens", groups, self.num, TOKENS)
+            tokens[:] = padded.reshape(groups, TOKENS, self.num).swapaxes(1, 2)
+            zs = _aligned("values", groups, -(-len(raw) // BLOCK) * BLOCK * TOKENS)
+            prompt.ffn(
+                tokens, self.num, raw, gated, self._row_mark, down_mark, row_bytes, *self._down, *tables, *self._rule,
+                zs, x, _counters, helpers,
             )  # fmt: skip
 
 

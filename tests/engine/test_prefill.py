@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tiny_model import DENSE_PARTS, GREEDY, MODELS, VOCAB, hybrid_of, relative_error, tiny_engine
 
 from kairox_jax.balancing import Plan
-from kairox_jax.engine import host_prefill
 from kairox_jax.engine.prefill import CHUNKS, HOST_CHUNKS, Piece, pieces, whole_pieces
 
 TOLERANCE = 1e-5  # float32 sums in another order
@@ -83,19 +82,6 @@ def test_prompts_share_a_piece(dense_part: str) -> None:
         )
         assert relative_error(got, np.stack(want)) < TOLERANCE
         assert relative_error(hybrid.step(*steps)[0], want_next) < TOLERANCE
-
-
-@pytest.mark.parametrize("name", ["relu-llama", "bamboo", "opt"])
-def test_a_layer_may_be_unpacked_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tiny_engine(MODELS / name, gpu_cache_neurons=40, context_length=256) as engine:
-        want = hybrid_of(engine).prefill_logits(IDS[:100], 0, 0).copy()
-    monkeypatch.setattr(host_prefill, "SLICE_BYTES", 32 * 3 * 4 * 64)
-    assert host_prefill.slices(160, 3 * 4 * 64) == [(0, 32), (32, 64), (64, 96), (96, 128), (128, 160)]
-    assert host_prefill.slices(150, 2 * 4 * 64) == [(0, 32), (32, 64), (64, 96), (96, 128), (128, 150)]
-    with tiny_engine(MODELS / name, gpu_cache_neurons=40, context_length=256) as engine:
-        hybrid = hybrid_of(engine)
-        for _ in range(2):
-            assert relative_error(hybrid.prefill_logits(IDS[:100], 0, 0), want) < TOLERANCE
 
 
 def test_the_ends_of_prompts_share_steps() -> None:
