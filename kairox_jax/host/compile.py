@@ -18,6 +18,8 @@ import numba
 
 from kairox_jax.host.threads import config
 
+# Of a kernel that Python does not call: nothing is compiled that would let it.
+_UNCALLED: dict[str, Any] = dict(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 # Sums may be reordered and multiply-adds fused. NaN and infinity keep their meaning: a NaN stays visible.
 FAST = {"reassoc", "contract", "nsz"}
 
@@ -64,7 +66,7 @@ def kernel(*, parallel: bool = False, inner: bool = False) -> Callable[[Callable
 
     def wrap(function: Callable[..., Any]) -> Any:
         if inner:
-            return numba.jit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)(function)
+            return numba.jit(**options, **_UNCALLED)(function)
         saved, config.CACHE_DIR = config.CACHE_DIR, _CACHE_DIR
         try:
             return _one_writer(numba.jit(cache=True, **options)(function))

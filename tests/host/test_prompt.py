@@ -32,7 +32,9 @@ def close(got: np.ndarray, want: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("tokens", [1, 31, 33, 70])
-@pytest.mark.parametrize(("rows", "rule"), [(3, Rule.SILU), (3, Rule.FATRELU), (3, Rule.DRELU), (2, Rule.RELU)])
+@pytest.mark.parametrize(
+    ("rows", "rule"), [(3, Rule.SILU), (3, Rule.FATRELU), (3, Rule.DRELU), (2, Rule.RELU)]
+)
 @pytest.mark.parametrize(("num", "neurons"), [(100, 150), (5, 7), (200, 33)])
 def test_equals_float64(rng, tokens: int, rows: int, rule: Rule, num: int, neurons: int) -> None:
     h = rng.normal(size=(tokens, num)).astype(np.float32)
