@@ -114,3 +114,10 @@ def test_files_that_are_no_models(tmp_path, capsys):
     assert main(["info", str(file)]) == 2
     err = capsys.readouterr().err
     assert str(file) in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["info", ""], ["eval", ""], ["replay", ""], ["group", ""]])
+def test_an_empty_argument_is_refused(command, capsys):
+    assert main(command) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("kairox: error: ") and err.endswith(" is empty: name what it stands for\n")

@@ -100,9 +100,14 @@ def resolve(args: argparse.Namespace, environ: Mapping[str, str]) -> argparse.Na
         of those from there or from a variable.
 
     Raises:
-        UsageError: a text cannot be converted; the message names the flag or the variable.
+        UsageError: a text cannot be converted, the message names the flag or the variable; a positional argument is
+            empty.
     """
     values = dict(vars(args))
+    flagged = {flag.dest for flag in args.flags}
+    for name in sorted(set(values) - flagged):
+        if values[name] == "" or (isinstance(values[name], list) and "" in values[name]):
+            raise UsageError(f"{name.upper()} is empty: name what it stands for")
     given = {flag.dest for flag in args.flags if values[flag.dest] is not None}
     chosen = given | {flag.dest for flag in args.flags if environ.get(flag.variable)}
     for flag in args.flags:

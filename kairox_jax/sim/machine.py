@@ -120,7 +120,12 @@ def _profile_text(name_or_path: str) -> str:
         raise ValueError(
             f"hardware {name_or_path!r}: choose guide, {', '.join(profile_names())}, or the path of a profile"
         )
-    return Path(name_or_path).read_text()
+    try:
+        return Path(name_or_path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"profile {name_or_path}: no text, so no JSON: name a profile, or its JSON file"
+        ) from None
 
 
 def layer_costs(

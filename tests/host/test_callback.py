@@ -75,7 +75,7 @@ KINDS: dict[str, Callable[[np.random.Generator], HostNeurons]] = {
 
 
 @pytest.mark.parametrize("backend", HOST_CALLBACKS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gated", "biased", pytest.param("packed", marks=pytest.mark.slow)])
 def test_every_backend_equals_float64(backend: str, kind: str, rng: np.random.Generator):
     neurons = KINDS[kind](rng)
     call = host_ffn(neurons, backend)

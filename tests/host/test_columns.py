@@ -54,7 +54,7 @@ class Layer:
 @pytest.mark.parametrize("num", [1, 33, 100, 576])
 def test_sums_are_those_of_the_files_weights(name: str, num: int, rng: np.random.Generator) -> None:
     layer = Layer(rng, name, num)
-    for batch in (1, 3, MAX_BATCH):
+    for batch in (1, 3, MAX_BATCH) if num == 576 else (1, MAX_BATCH):  # a form to compile for each
         x = rng.normal(size=(batch, num)).astype(np.float32)
         for ids in (np.arange(F), rng.permutation(F)[:77], np.array([5]), np.empty(0, int)):
             ids = ids.astype(np.int32)

@@ -149,7 +149,7 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     return error if np.isfinite(error) else float("inf")
 
 
-@pytest.mark.parametrize("name", ["f32", "q8_0", "q4_1"])
+@pytest.mark.parametrize("name", ["f32", "q8_0", pytest.param("q4_1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("where", POSITIONS)
 def test_one_token(rng: np.random.Generator, name: str, where: str) -> None:
     positions = POSITIONS[where]

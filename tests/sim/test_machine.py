@@ -39,6 +39,13 @@ def test_wrong_profiles_are_refused(tmp_path: Path, change: dict, message: str) 
         load_machine(str(path))
 
 
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.npz"
+    path.write_bytes(b"\x93NUMPY\xff\xfe")
+    with pytest.raises(ValueError, match="no text, so no JSON"):
+        load_machine(str(path))
+
+
 def test_unknown_hardware_lists_the_profiles() -> None:
     with pytest.raises(ValueError, match=r"'gtx'.*guide.*pc-low"):
         load_machine("gtx")
