@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from kairox_jax.engine.dense_part import device_norm
-from kairox_jax.engine.programs import cache_length, split_module
+from kairox_jax.engine.programs import cache_length
 from kairox_jax.host import AttentionWeights, HostAttention, host_formats, host_norm, matvec
 from kairox_jax.io import Checkpoint
-from kairox_jax.models import load_attention, load_down_biases, load_norm, rotary_frequencies
+from kairox_jax.models import load_down_biases, load_norm, rotary_frequencies
 from kairox_jax.quant import PackedRows
 
 
@@ -36,8 +35,6 @@ def stacked(parts: list[PackedRows]) -> PackedRows:
 class HostDense:
     """Weights, cache and kernels of everything but the neurons, on the host.
 
-    The prefill still runs attention as a JAX program: it needs the same weights in float32.
-
     Args:
         checkpoint: an open checkpoint.
         batch: B, sequences that the cache holds.
@@ -54,11 +51,7 @@ class HostDense:
         self.activations = activations
         self.batch, self.length = batch, cache_length(context_length)
         layers = range(config.num_layers)
-        splits = [split_module(load_attention(checkpoint, layer)) for layer in layers]
-        self.rebuild = splits[0].rebuild
-        self.attention = [split.leaves for split in splits]
         self.weights = [self._layer_weights(checkpoint, layer) for layer in layers]
-        self.ffn_norms = [device_norm(load_norm(checkpoint, f"layers.{layer}.ffn_norm")) for layer in layers]
         self.down_biases = load_down_biases(checkpoint)
         self.embedding = packed_or_float(checkpoint, "embed")
         self.output = self.embedding if config.tie_embeddings else packed_or_float(checkpoint, "output")

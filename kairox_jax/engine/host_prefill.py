@@ -1,7 +1,7 @@
 """Prefill beside the host's kernels, where the JAX device is the CPU itself: cache and matrices are NumPy's.
 
-XLA computes the attention, a host kernel the FFN: it unpacks each weight once for all tokens, and for 64 of them
-multiplies twice as fast as XLA.
+XLA mixes the heads of the attention. Host kernels multiply by the matrices: they unpack each weight once for all
+tokens, and for 64 of them multiply twice as fast as XLA.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from kairox_jax.engine.prefill import (
     Prefill,
     last_rows,
 )
-from kairox_jax.engine.prefill_programs import prompt_front_program
+from kairox_jax.engine.prefill_programs import mix_program
 from kairox_jax.engine.programs import attend_length
-from kairox_jax.host import LayerFfn
+from kairox_jax.host import LayerFfn, host_norm, matmul
 from kairox_jax.models import KVCache, empty_cache
+from kairox_jax.quant import PackedRows
 
 
 class HostPrefill(Prefill):
@@ -44,7 +45,6 @@ class HostPrefill(Prefill):
         sizes = HOST_CHUNKS if dense.batch == 1 else HOST_BATCH_CHUNKS
         super().__init__(store, dense, sizes=sizes, **settings)
         self._host = dense
-        self._front = prompt_front_program(dense.rebuild, dense.config)
         self._ffns = ffns
         groups = [n for n in reversed(GROUPS) if n <= dense.batch]
         shapes = [(n, size) for n in groups for size in sizes if n == 1 or n * size <= MAX_TOGETHER]
@@ -84,16 +84,26 @@ class HostPrefill(Prefill):
         return x
 
     def _run_layer(
-        self, layer: int, x: Any, start: Int[np.ndarray, " n"], cache: KVCache | None, attend: int | None
+        self,
+        layer: int,
+        x: Float[np.ndarray, "n T D"],
+        start: Int[np.ndarray, " n"],
+        cache: KVCache | None,
+        attend: int | None,
     ) -> tuple[Float[np.ndarray, "n T D"], KVCache]:
-        host = self._host
-        _, down_bias = self._biases[layer] or (None, None)
-        x, h, cache = self._front(
-            host.attention[layer], host.ffn_norms[layer], down_bias, x, start, cache, attend
+        host, weights, config = self._host, self._host.weights[layer], self._host.config
+        flat = x.reshape(-1, config.d_model)
+        qkv = _product(
+            host_norm(flat, weights.norm, weights.norm_bias, config.norm_eps), weights.wqkv, weights.bqkv
         )
-        stream, width = np.array(x), host.config.d_model
-        self._ffns[layer].add_all(np.asarray(h).reshape(-1, width), stream.reshape(-1, width))
-        return stream, cache
+        mixed, filled = mix_program(config, qkv.reshape(*x.shape[:2], -1), start, cache, attend)
+        attended = flat + _product(np.asarray(mixed).reshape(len(flat), -1), weights.wo, weights.bo)
+        before = flat if config.parallel_block else attended
+        h = host_norm(before, weights.ffn_norm, weights.ffn_norm_bias, config.norm_eps)
+        if host.down_biases is not None:
+            attended += host.down_biases[layer]
+        self._ffns[layer].add_all(h, attended)
+        return attended.reshape(x.shape), filled
 
     def _take_cache(self, layer: int, prompts: Sequence[Piece], attend: int) -> KVCache:
         rows = [piece.row for piece in prompts]
@@ -106,3 +116,10 @@ class HostPrefill(Prefill):
             new = slice(piece.start, piece.start + len(piece.ids))
             self._host.keys[layer, piece.row, :, new] = keys[index, :, new]
             self._host.values[layer, piece.row, :, new] = values[index, :, new]
+
+
+def _product(x: Float[np.ndarray, "T D"], matrix: PackedRows, bias: Float[np.ndarray, " n"]) -> np.ndarray:
+    """Return x times the matrix plus the bias, which is empty where there is none; float32 [T, V]."""
+    out = np.empty((len(x), len(matrix.data)), np.float32)
+    matmul(x, matrix, out)
+    return out + bias if bias.size else out

@@ -13,8 +13,7 @@ from jaxtyping import Array, Float, Int
 from kairox_jax.config import ModelConfig
 from kairox_jax.engine.dense_part import DeviceDense
 from kairox_jax.engine.prefill_programs import prefill_program
-from kairox_jax.engine.programs import Leaves, Rebuild, attend_length, some_rows
-from kairox_jax.models import Norm
+from kairox_jax.engine.programs import attend_length, some_rows
 from kairox_jax.placement import NeuronStore
 from kairox_jax.quant import SharedScales
 
@@ -44,9 +43,6 @@ class DensePart(Protocol):
 
     config: ModelConfig
     length: int
-    rebuild: Rebuild
-    attention: list[Leaves]
-    ffn_norms: list[Norm[Array]]
     down_biases: list[np.ndarray] | None
 
     def embed(self, ids: Int[np.ndarray, "B T"], start: Int[np.ndarray, " B"]) -> Any:
@@ -93,10 +89,6 @@ class Prefill:
     ) -> None:
         self.sizes = sizes
         self.store, self.dense, self.thresholds, self.scales = store, dense, thresholds, scales
-        self._biases: list[tuple[Array, Array] | None] = [None] * dense.config.num_layers
-        if store.biases is not None and dense.down_biases is not None:
-            pairs = zip(store.biases, dense.down_biases, strict=True)
-            self._biases = [(jnp.asarray(up[:, -1]), jnp.asarray(down)) for up, down in pairs]
 
     def __call__(self, ids: Int[np.ndarray, " T"], start: int, row: int) -> Float[Array, "1 D"]:
         """Run the tokens of one sequence.
@@ -143,6 +135,10 @@ class DevicePrefill(Prefill):
         super().__init__(store, dense, sizes=CHUNKS, **settings)
         self._on_device = dense
         self._layer = prefill_program(dense.rebuild, dense.config)
+        self._biases: list[tuple[Array, Array] | None] = [None] * dense.config.num_layers
+        if store.biases is not None and dense.down_biases is not None:
+            pairs = zip(store.biases, dense.down_biases, strict=True)
+            self._biases = [(jnp.asarray(up[:, -1]), jnp.asarray(down)) for up, down in pairs]
 
     def _run(self, ids: Int[np.ndarray, "n T"], prompts: Sequence[Piece]) -> Float[Array, "n T D"]:
         dense = self._on_device

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 from jaxtyping import Array
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.engine.programs import Leaves, Rebuild, attend_rows, ffn_input
-from kairox_jax.models import KVCache, Norm, neuron_values
+from kairox_jax.models import KVCache, Norm, mix_heads, neuron_values
 from kairox_jax.placement import unpack_records
 from kairox_jax.quant import RecordLayout, SharedScales
 
@@ -54,28 +55,13 @@ def prefill_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tupl
     return jax.jit(run, static_argnames=("attend", "layout"), donate_argnames="cache")
 
 
-def prompt_front_program(
-    rebuild: Rebuild, config: ModelConfig
-) -> Callable[..., tuple[Array, Array, KVCache]]:
-    """Compile what comes before a layer's FFN over many tokens.
+@partial(jax.jit, static_argnames=("config", "attend"), donate_argnames="cache")
+def mix_program(
+    config: ModelConfig, qkv: Array, start: Array, cache: KVCache | None, attend: int | None
+) -> tuple[Array, KVCache]:
+    """Mix the heads of a prompt's tokens; see ``mix_heads``.
 
-    ``(leaves, ffn_norm, down_bias [D] or None, x [n,T,D], start [n], cache, attend)`` gives the residual stream with
-    the bias [n,T,D], the FFN's input [n,T,D] and the cache (donated), all of whose rows are used in order. Without a
-    cache, and then without ``attend``, there are no earlier positions, and that which is returned holds the new alone.
+    All rows of the cache (donated) are used in order. Without one, and then without ``attend``, there are no earlier
+    positions, and that which is returned holds the new alone.
     """
-
-    def run(
-        leaves: Leaves,
-        ffn_norm: Norm[Array],
-        down_bias: Array | None,
-        x: Array,
-        start: Array,
-        cache: KVCache | None,
-        attend: int | None,
-    ) -> tuple[Array, Array, KVCache]:
-        y, filled = rebuild(leaves)(x, start, cache, attend=attend)
-        attended = x + y
-        h = ffn_input(config, ffn_norm, x, attended)
-        return attended if down_bias is None else attended + down_bias[None, None, :], h, filled
-
-    return jax.jit(run, static_argnames="attend", donate_argnames="cache")
+    return mix_heads(config, qkv, start, cache, attend)

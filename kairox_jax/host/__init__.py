@@ -2,7 +2,7 @@
 
 from kairox_jax.host.attention import AttentionWeights, HostAttention, host_norm
 from kairox_jax.host.forecast import HostPredictors
-from kairox_jax.host.kernels import MAX_BATCH, LayerFfn, matvec, residual_ffn
+from kairox_jax.host.kernels import MAX_BATCH, LayerFfn, matmul, matvec, residual_ffn
 from kairox_jax.host.rows import host_formats
 from kairox_jax.host.rules import Rule
 from kairox_jax.host.threads import limit_threads, thread_count
@@ -17,6 +17,7 @@ __all__ = [
     "host_formats",
     "limit_threads",
     "host_norm",
+    "matmul",
     "matvec",
     "residual_ffn",
     "thread_count",

@@ -248,8 +248,11 @@ def host_norm(
     bias: Float[np.ndarray, " D"] | None,
     eps: float,
 ) -> Float[np.ndarray, "B D"]:
-    """Apply the RMS norm over D, or the layer norm where there is a bias; float32 [B, D]."""
-    if bias is not None:
+    """Apply the RMS norm over D, or the layer norm where there is a bias, neither None nor empty; float32 [B, D]."""
+    shifted = bias is not None and bias.size > 0
+    if shifted:
         x = x - x.mean(axis=-1, keepdims=True)
-    normed = x / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps)) * scale
-    return normed if bias is None else normed + bias
+    power = np.einsum("bd,bd->b", x, x)[:, None] / np.float32(x.shape[-1])
+    normed = x * (1 / np.sqrt(power + np.float32(eps)))
+    normed *= scale
+    return normed + bias if shifted else normed

@@ -178,13 +178,9 @@ class LayerFfn:
         _check_floats("x", x, h.shape)
         raw, gated, _ = self._before
         down_mark, row_bytes, *tables = self._weights
-        groups = -(-len(h) // TOKENS)
         with threads.own() as helpers:
-            padded = _aligned("prompt", groups * TOKENS, self.num)
-            padded[: len(h)], padded[len(h) :] = h, 0
-            tokens = _aligned("tokens", groups, self.num, TOKENS)
-            tokens[:] = padded.reshape(groups, TOKENS, self.num).swapaxes(1, 2)
-            zs = _aligned("values", groups, -(-len(raw) // BLOCK) * BLOCK * TOKENS)
+            tokens = _grouped(h)
+            zs = _aligned("values", len(tokens), -(-len(raw) // BLOCK) * BLOCK * TOKENS)
             prompt.ffn(
                 tokens, self.num, raw, gated, self._row_mark, down_mark, row_bytes, *self._down, *tables, *self._rule,
                 zs, x, _counters, helpers,
@@ -283,6 +279,38 @@ def matvec(
     """
     _check_floats("x", x, (None, None))
     batch, num = x.shape
+    raw, format = _matrix(matrix, num)
+    if not 1 <= batch <= MAX_BATCH:
+        raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
+    _check_floats("out", out, (batch, raw.shape[0]))
+    mark, width = rows.mark_of(format, _checked(activations)), rows.width_of(batch)
+    with threads.own(1 if raw.size < SERIAL_BYTES else None) as helpers:
+        inputs = _aligned("inputs", rows.prepared_floats(num, len(width)))
+        loops.matvec(x, inputs, raw, mark, width, max(16, -(-raw.shape[0] // 64)), out, _counters, helpers)
+
+
+def matmul(
+    x: Float[np.ndarray, "T D"], matrix: Float[np.ndarray, "V D"] | PackedRows, out: Float[np.ndarray, "T V"]
+) -> None:
+    """Multiply many tokens, as a prompt has them, with every row of a matrix: out = x matrix^T.
+
+    Args:
+        x: float32 [T, D]; never rounded.
+        matrix: float32 [V, D], or packed rows, each of which is unpacked once for all tokens.
+        out: float32 [T, V], overwritten. It does not depend on the number of threads.
+
+    Raises:
+        ValueError: shapes, types or the format do not fit together.
+    """
+    _check_floats("x", x, (None, None))
+    raw, format = _matrix(matrix, x.shape[1])
+    _check_floats("out", out, (len(x), raw.shape[0]))
+    with threads.own() as helpers:
+        prompt.matmul(_grouped(x), x.shape[1], raw, rows.MARKS[format], out, _counters, helpers)
+
+
+def _matrix(matrix: Float[np.ndarray, "V D"] | PackedRows, num: int) -> tuple[np.ndarray, str]:
+    """Return a matrix's rows as bytes, and their format."""
     if isinstance(matrix, PackedRows):
         raw, format = matrix.data, matrix.format
     else:
@@ -292,10 +320,13 @@ def matvec(
         raise ValueError(f"host kernels read {', '.join(decode.CODES)}, not {format}: convert the matrix")
     if raw.shape[1] != block_format(format).row_bytes(num) or not raw.flags.c_contiguous:
         raise ValueError(f"matrix rows of {raw.shape[1]} bytes are not {num} {format} weights, as x needs")
-    if not 1 <= batch <= MAX_BATCH:
-        raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
-    _check_floats("out", out, (batch, raw.shape[0]))
-    mark, width = rows.mark_of(format, _checked(activations)), rows.width_of(batch)
-    with threads.own(1 if raw.size < SERIAL_BYTES else None) as helpers:
-        inputs = _aligned("inputs", rows.prepared_floats(num, len(width)))
-        loops.matvec(x, inputs, raw, mark, width, max(16, -(-raw.shape[0] // 64)), out, _counters, helpers)
+    return raw, format
+
+
+def _grouped(x: Float[np.ndarray, "T D"]) -> Float[np.ndarray, "groups D tokens"]:
+    """Return the owner's scratch with the tokens in groups, as the loops of a prompt read them."""
+    groups, num = -(-len(x) // TOKENS), x.shape[1]
+    padded, tokens = _aligned("prompt", groups * TOKENS, num), _aligned("tokens", groups, num, TOKENS)
+    padded[: len(x)], padded[len(x) :] = x, 0
+    tokens[:] = padded.reshape(groups, TOKENS, num).swapaxes(1, 2)
+    return tokens

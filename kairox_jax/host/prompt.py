@@ -1,4 +1,4 @@
-"""Compiled loops of an FFN over the tokens of a prompt: every neuron is computed, the inactive add nothing.
+"""Compiled loops over the tokens of a prompt: an FFN, of which every neuron is computed, and products with a matrix.
 
 Each weight is unpacked once for all tokens. Arguments are not checked here: call ``kernels``.
 """
@@ -20,13 +20,24 @@ NEURONS, WEIGHTS, _DEPTH = 32, 96, 128
 
 
 @kernel(inner=True)
+def _multiply(matrix, width, num, inputs, count, sums):
+    """Multiply ``count`` unpacked rows of ``width`` floats with TOKENS tokens into floats [NEURONS, TOKENS]."""
+    for begin in range(0, num, _DEPTH):  # so much of the tokens stays in the first cache for all rows
+        for row in range(0, count, _ROWS):
+            tiles.add_products(
+                _ROW_BY_ROW, matrix + 4 * (width * row + begin), 4 * width, inputs + 4 * _TOKENS * begin,
+                min(_DEPTH, num - begin), sums + 4 * _TOKENS * row,
+            )  # fmt: skip
+
+
+@kernel(inner=True)
 def _rows_task(
     tokens, num, records, gated, mark, row_bytes, biases, first, last, rule, threshold, zs, matrices, products, fired,
 ):  # fmt: skip
     """Compute neurons first:last for all tokens [groups, D, TOKENS] into zs [groups, neurons * TOKENS]."""
     parts, width = 2 if gated else 1, matrices.shape[2]
     # Addresses, because each view of an array would count its references, one processor after the other.
-    base, into, sums = records.ctypes.data, matrices.ctypes.data, products.ctypes.data
+    base, into = records.ctypes.data, matrices.ctypes.data
     for neuron in range(first, last):
         for part in range(parts):
             row = base + neuron * records.shape[1] + part * row_bytes
@@ -34,14 +45,12 @@ def _rows_task(
     for group in range(tokens.shape[0]):
         products[:] = 0
         inputs = tokens.ctypes.data + 4 * _TOKENS * num * group
-        for begin in range(0, num, _DEPTH):  # so much of the tokens stays in the first cache for all rows
-            for part in range(parts):
-                for row in range(0, last - first, _ROWS):
-                    tiles.add_products(
-                        _ROW_BY_ROW, into + 4 * (width * (part * NEURONS + row) + begin), 4 * width,
-                        inputs + 4 * _TOKENS * begin, min(_DEPTH, num - begin),
-                        sums + 4 * _TOKENS * (part * NEURONS + row),
-                    )  # fmt: skip
+        for part in range(parts):
+            place = part * NEURONS
+            _multiply(
+                into + 4 * width * place, width, num, inputs, last - first,
+                products.ctypes.data + 4 * _TOKENS * place,
+            )  # fmt: skip
         if biases.shape[0] > 0:
             for part in range(parts):
                 for place in range((last - first) * _TOKENS):
@@ -131,3 +140,32 @@ def ffn(
             tokens, num, records, gated, mark, down_mark, row_bytes, down_at, block_bytes, biases, scales, minima,
             rule, threshold, zs, x, counters,
         )  # fmt: skip
+
+
+@kernel(inner=True)
+def _product_share(tokens, num, matrix, mark, out, counters):
+    """One thread's share of a product: rows of the matrix [V, bytes] until none is left; out is [T, V]."""
+    width, num_rows = (num + 15) // 16 * 16, matrix.shape[0]
+    unpacked, products = np.empty((NEURONS, width), np.float32), np.empty((NEURONS, _TOKENS), np.float32)
+    task = crew.take(counters, 0)
+    while task * NEURONS < num_rows:
+        first = task * NEURONS
+        count = min(NEURONS, num_rows - first)
+        for row in range(count):
+            at = matrix.ctypes.data + (first + row) * matrix.shape[1]
+            rows.unpack(mark, at, unpacked.ctypes.data + 4 * width * row, num)
+        for group in range(tokens.shape[0]):
+            products[:] = 0
+            inputs = tokens.ctypes.data + 4 * _TOKENS * num * group
+            _multiply(unpacked.ctypes.data, width, num, inputs, count, products.ctypes.data)
+            for t in range(min(_TOKENS, out.shape[0] - group * _TOKENS)):
+                for row in range(count):
+                    out[group * _TOKENS + t, first + row] = products[row, t]
+        task = crew.take(counters, 0)
+
+
+@kernel(parallel=True)
+def matmul(tokens, num, matrix, mark, out, counters, helpers):
+    crew.clear(counters)
+    for _ in prange(helpers):
+        _product_share(tokens, num, matrix, mark, out, counters)

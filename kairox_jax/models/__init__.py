@@ -1,6 +1,6 @@
 """Flax NNX modules: attention, FFN, decoder; the activation rules; loading from a checkpoint."""
 
-from kairox_jax.models.attention import Attention, KVCache, empty_cache, rotary_frequencies
+from kairox_jax.models.attention import Attention, KVCache, empty_cache, mix_heads, rotary_frequencies
 from kairox_jax.models.decoder import Block, Decoder
 from kairox_jax.models.exact import (
     check_mode,
@@ -46,6 +46,7 @@ __all__ = [
     "load_model",
     "load_norm",
     "load_predictor",
+    "mix_heads",
     "neuron_values",
     "normalise",
     "over_threshold",

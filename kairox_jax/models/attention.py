@@ -113,52 +113,67 @@ class Attention(nnx.Module):
         Returns:
             The block's output [B, T, D] and the cache with the new positions.
         """
-        batch, steps, _ = x.shape
-        positions = start[:, None] + jnp.arange(steps)[None, :]
-        q, new = self._project(x, positions)
-        cache = new if cache is None else write_cache(cache, new, start)
-        seen = cache if attend is None else KVCache(cache.k[:, :, :attend], cache.v[:, :, :attend])
-        mixed = self._mix(q, seen, self._allowed(positions, seen.k.shape[2]))
-        y = mixed.reshape(batch, steps, -1) @ self.wo[...].T
-        return y if self.bo is None else y + self.bo[...][None, None, :], cache
-
-    def _project(
-        self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]
-    ) -> tuple[Float[Array, "B T K G H"], KVCache]:
-        """Return queries by key head, and the new keys and values, [B, K, T, H] each."""
-        config = self.config
-        n, k, h = config.num_heads, config.num_kv_heads, config.head_dim
         bias = None if self.norm_bias is None else self.norm_bias[...]
-        qkv = normalise(x, self.norm[...], bias, config.norm_eps) @ self.wqkv[...].T
+        qkv = normalise(x, self.norm[...], bias, self.config.norm_eps) @ self.wqkv[...].T
         if self.bqkv is not None:
             qkv = qkv + self.bqkv[...][None, None, :]
-        q, key, value = jnp.split(qkv.reshape(*positions.shape, n + 2 * k, h), [n, n + k], axis=2)
-        if config.positions == "rotary":
-            frequencies = rotary_frequencies(config)
-            q, key = rotate(q, positions, frequencies), rotate(key, positions, frequencies)
-        new = KVCache(key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3))
-        return q.reshape(*positions.shape, k, n // k, h), new
+        mixed, cache = mix_heads(self.config, qkv, start, cache, attend)
+        y = mixed @ self.wo[...].T
+        return y if self.bo is None else y + self.bo[...][None, None, :], cache
 
-    def _mix(
-        self, q: Float[Array, "B T K G H"], seen: KVCache, allowed: Bool[Array, "B T S"]
-    ) -> Float[Array, "B T K G H"]:
-        """Return the mixed values of each query.
 
-        The query heads of a key head stand under each other in one matrix product: as an einsum over five axes it
-        took XLA's CPU backend twice as long.
-        """
-        batch, steps, k, group, h = q.shape
-        rows = q.transpose(0, 2, 3, 1, 4).reshape(batch, k, group * steps, h)
-        scores = jnp.einsum("bkrh,bksh->bkrs", rows, seen.k).reshape(batch, k, group, steps, -1) * h**-0.5
-        scores = jnp.where(allowed[:, None, None], scores, MASKED)
-        weights = jax.nn.softmax(scores, axis=-1).reshape(batch, k, group * steps, -1)
-        mixed = jnp.einsum("bkrs,bksh->bkrh", weights, seen.v)
-        return mixed.reshape(batch, k, group, steps, h).transpose(0, 3, 1, 2, 4)
+def mix_heads(
+    config: ModelConfig,
+    qkv: Float[Array, "B T rows"],
+    start: Int[Array, " B"],
+    cache: KVCache | None,
+    attend: int | None,
+) -> tuple[Float[Array, "B T width"], KVCache]:
+    """Do what an attention block does between its two matrices.
 
-    def _allowed(self, positions: Int[Array, "B T"], seen: int) -> Bool[Array, "B T S"]:
-        """Say which of the first ``seen`` positions each query sees: up to its own, within the window."""
-        key_at, query_at = jnp.arange(seen)[None, None, :], positions[:, :, None]
-        allowed = key_at <= query_at
-        window = self.config.sliding_window
-        # A window that no cached position can leave costs nothing.
-        return allowed if window is None or window >= seen else allowed & (key_at > query_at - window)
+    Args:
+        config: of the model.
+        qkv: query, key and value heads of T new positions [B, T, (N + 2K) H], not yet turned by their positions.
+        start, cache, attend: as for ``Attention``.
+
+    Returns:
+        The heads' mixed values [B, T, N H] and the cache with the new positions.
+    """
+    batch, steps, _ = qkv.shape
+    n, k, h = config.num_heads, config.num_kv_heads, config.head_dim
+    positions = start[:, None] + jnp.arange(steps)[None, :]
+    q, key, value = jnp.split(qkv.reshape(batch, steps, n + 2 * k, h), [n, n + k], axis=2)
+    if config.positions == "rotary":
+        frequencies = rotary_frequencies(config)
+        q, key = rotate(q, positions, frequencies), rotate(key, positions, frequencies)
+    new = KVCache(key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3))
+    cache = new if cache is None else write_cache(cache, new, start)
+    seen = cache if attend is None else KVCache(cache.k[:, :, :attend], cache.v[:, :, :attend])
+    mixed = _mix(q.reshape(batch, steps, k, n // k, h), seen, _allowed(config, positions, seen.k.shape[2]))
+    return mixed.reshape(batch, steps, n * h), cache
+
+
+def _mix(
+    q: Float[Array, "B T K G H"], seen: KVCache, allowed: Bool[Array, "B T S"]
+) -> Float[Array, "B T K G H"]:
+    """Return the mixed values of each query.
+
+    The query heads of a key head stand under each other in one matrix product: as an einsum over five axes it
+    took XLA's CPU backend twice as long.
+    """
+    batch, steps, k, group, h = q.shape
+    rows = q.transpose(0, 2, 3, 1, 4).reshape(batch, k, group * steps, h)
+    scores = jnp.einsum("bkrh,bksh->bkrs", rows, seen.k).reshape(batch, k, group, steps, -1) * h**-0.5
+    scores = jnp.where(allowed[:, None, None], scores, MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).reshape(batch, k, group * steps, -1)
+    mixed = jnp.einsum("bkrs,bksh->bkrh", weights, seen.v)
+    return mixed.reshape(batch, k, group, steps, h).transpose(0, 3, 1, 2, 4)
+
+
+def _allowed(config: ModelConfig, positions: Int[Array, "B T"], seen: int) -> Bool[Array, "B T S"]:
+    """Say which of the first ``seen`` positions each query sees: up to its own, within the window."""
+    key_at, query_at = jnp.arange(seen)[None, None, :], positions[:, :, None]
+    allowed = key_at <= query_at
+    window = config.sliding_window
+    # A window that no cached position can leave costs nothing.
+    return allowed if window is None or window >= seen else allowed & (key_at > query_at - window)

@@ -12,6 +12,7 @@ from tiny_model import DENSE_PARTS, GREEDY, MODELS, VOCAB, hybrid_of, relative_e
 
 from kairox_jax.balancing import Plan
 from kairox_jax.engine.prefill import CHUNKS, HOST_CHUNKS, Piece, pieces, whole_pieces
+from kairox_jax.engine.prefill_programs import mix_program
 
 TOLERANCE = 1e-5  # float32 sums in another order
 IDS = np.random.default_rng(3).integers(3, VOCAB, 200).astype(np.int32)
@@ -128,14 +129,14 @@ def test_shapes_are_prepared_without_a_trace_in_the_cache() -> None:
         prepared = 0
         while engine.prepare():
             prepared += 1
-        compiled = hybrid.prefill._front._cache_size()  # type: ignore[attr-defined]
+        compiled = mix_program._cache_size()  # type: ignore[attr-defined]
         assert prepared == 12  # one prompt or two, of 16, 32, 64 and 128 tokens; one that begins as another
         np.testing.assert_array_equal(hybrid.step(*step)[0], want)
         pieces = [Piece(IDS[:60], 0, row) for row in range(2)]
         hybrid.prefill.together(pieces)
         hybrid.prefill.together(pieces[:1])
         hybrid.prefill.together([Piece(IDS[20:60], 20, 0)])
-        assert hybrid.prefill._front._cache_size() == compiled  # type: ignore[attr-defined]
+        assert mix_program._cache_size() == compiled  # type: ignore[attr-defined]
 
 
 def test_a_prompt_does_not_depend_on_where_the_neurons_are_if_a_threshold_drops_them() -> None:

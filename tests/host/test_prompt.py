@@ -1,11 +1,12 @@
 """The FFN of a prompt's tokens against float64: formats, ragged sizes, rules, biases, threads."""
 
+import gguf
 import numpy as np
 import pytest
 from test_columns import SOURCES, Layer
 
-from kairox_jax.host import LayerFfn, Rule, reference, threads
-from kairox_jax.quant import RecordLayout
+from kairox_jax.host import LayerFfn, Rule, matmul, reference, threads
+from kairox_jax.quant import PackedRows, RecordLayout
 
 TOLERANCE = 1e-5  # relative
 
@@ -60,6 +61,26 @@ def test_formats_of_files(name: str, num: int, rng: np.random.Generator) -> None
         )  # fmt: skip
         want = wanted(h, layer.records, None, Rule.RELU, 0.0, layer.layout, layer.scales)
         assert close(added(ffn, h, np.zeros_like(h)), want)
+
+
+@pytest.mark.parametrize("tokens", [1, 32, 41])
+@pytest.mark.parametrize(("name", "rows", "num"), [("f32", 70, 100), ("q8_0", 5, 576), ("q4_1", 33, 64)])
+def test_products_with_a_matrix(rng, tokens: int, name: str, rows: int, num: int) -> None:
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    data = gguf.quants.quantize(rng.normal(size=(rows, num)).astype(np.float32), kind)
+    weights = gguf.quants.dequantize(data, kind).astype(np.float64).reshape(rows, num)
+    matrix = PackedRows(data=np.ascontiguousarray(data).view(np.uint8).reshape(rows, -1), format=name)
+    x, out = rng.normal(size=(tokens, num)).astype(np.float32), np.full((tokens, rows), np.nan, np.float32)
+    matmul(x, matrix, out)
+    assert close(out, x @ weights.T)
+    if name == "f32":
+        again = np.empty_like(out)
+        matmul(x, weights.astype(np.float32), again)
+        np.testing.assert_array_equal(again, out)
+    with pytest.raises(ValueError, match="out is float32"):
+        matmul(x, matrix, out[:, 1:].copy())
+    with pytest.raises(ValueError, match="as x needs"):
+        matmul(np.zeros((2, num + 32), np.float32), matrix, out)
 
 
 def test_same_bits_for_any_number_of_threads(rng: np.random.Generator) -> None:
