@@ -1,8 +1,10 @@
 """Host side of the FFN: kernels that read neuron records at the speed of memory."""
 
 from kairox_jax.host.attention import AttentionWeights, HostAttention, host_norm
+from kairox_jax.host.calls import MAX_BATCH
 from kairox_jax.host.forecast import HostPredictors
-from kairox_jax.host.kernels import MAX_BATCH, LayerFfn, matmul, matvec, residual_ffn
+from kairox_jax.host.kernels import LayerFfn, residual_ffn
+from kairox_jax.host.products import matmul, matvec
 from kairox_jax.host.rows import host_formats
 from kairox_jax.host.rules import Rule
 from kairox_jax.host.threads import limit_threads, thread_count

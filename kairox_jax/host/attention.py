@@ -188,7 +188,7 @@ class HostAttention:
         config: sizes of the model.
         batch: B, the most sequences in a step.
         length: S, positions of a cache.
-        activations: of the products with packed rows; as for ``kernels.matvec``.
+        activations: of the products with packed rows; as for ``products.matvec``.
     """
 
     def __init__(self, config: ModelConfig, *, batch: int, length: int, activations: str = "float32") -> None:

@@ -1,4 +1,4 @@
-"""Host kernels: the FFN of chosen neurons, and products with packed rows, at the speed of memory.
+"""Host kernels: the FFN of chosen neurons, at the speed of memory, and of all of them for a prompt.
 
 Sums are made per chunk of neurons, and the chunks depend on the number of neurons alone: the result has the
 same bits for any number of threads. One caller at a time; others wait.
@@ -6,55 +6,21 @@ same bits for any number of threads. One caller at a time; others wait.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from jaxtyping import Float, Int32, UInt8
 
-from kairox_jax.config import HOST_ACTIVATIONS
-from kairox_jax.host import crew, decode, loops, prompt, rows, threads
+from kairox_jax.host import decode, loops, prompt, rows, threads
+from kairox_jax.host.calls import COUNTERS, MAX_BATCH, SERIAL_BYTES, aligned, check_floats, checked, grouped
 from kairox_jax.host.rules import GATED_ONLY, Rule
 from kairox_jax.host.tiles import TOKENS
 from kairox_jax.quant.columns import BLOCK, COLUMN_FORMATS, SharedScales, padded_columns
-from kairox_jax.quant.formats import PackedRows, block_format
 from kairox_jax.quant.records import RecordLayout
 
 # Neurons whose sum one thread makes; with at most MAX_CHUNKS sums, adding them is little beside the reading.
 MIN_CHUNK = 32
 MAX_CHUNKS = 32
-MAX_BATCH = 8
-# Less than this is read by the caller alone: waking sleeping workers takes as long.
-SERIAL_BYTES = 1 << 18
-
 _NO_TABLE = np.empty((0, 0), np.uint16)
 _NO_TABLE.flags.writeable = False
-
-_scratch: dict[str, np.ndarray] = {}
-_counters = np.zeros(3 * crew.STAGE_BYTES // 8, np.int64)  # of the owner, as its scratch
-
-
-def _aligned(name: str, *shape: int) -> np.ndarray:
-    """Return the owner's float32 scratch of that name, kept: fresh pages would cost more than the sums.
-
-    Its first byte begins a cache line: vectors of 16 floats that cross one are read in two steps.
-    """
-    size = math.prod(shape)
-    if name not in _scratch or _scratch[name].size < size:
-        raw = np.empty(size + 15, np.float32)
-        first = -raw.ctypes.data % 64 // 4
-        _scratch[name] = raw[first : first + size]
-    return _scratch[name][:size].reshape(shape)
-
-
-def _check_floats(name: str, array: np.ndarray, shape: tuple[int | None, ...]) -> None:
-    fits = array.ndim == len(shape) and all(
-        want in (None, got) for want, got in zip(shape, array.shape, strict=True)
-    )
-    if not fits or array.dtype != np.float32 or not array.flags.c_contiguous:
-        raise ValueError(
-            f"{name} is {array.dtype} {array.shape}: expected C-contiguous float32 "
-            f"{tuple('any' if n is None else n for n in shape)}"
-        )
 
 
 def _record_layout(
@@ -116,11 +82,11 @@ class LayerFfn:
         if biases is None:
             biases = np.empty((0, 0), np.float32)
         else:
-            _check_floats("biases", biases, (raw.shape[0], num_rows - 1))
+            check_floats("biases", biases, (raw.shape[0], num_rows - 1))
         if num_rows == 2 and rule.name.lower() in GATED_ONLY:
             raise ValueError(f"rule {rule.name} needs a gate row, but the records hold two rows")
         self.num, self.record_bytes, self._padded = num, raw.shape[1], padded_columns(num)
-        self._mark = rows.mark_of(layout.formats[0], _checked(activations))
+        self._mark = rows.mark_of(layout.formats[0], checked(activations))
         self._before = raw, num_rows == 3, self._mark
         self._weights = (
             rows.MARKS[layout.formats[-1]], layout.row_bytes[0], biases,
@@ -141,9 +107,9 @@ class LayerFfn:
         num_threads: int | None = None,
     ) -> None:
         """Compute what the chosen neurons add to the FFN's output; arguments as for ``residual_ffn``."""
-        _check_floats("x", x, (None, self.num))
+        check_floats("x", x, (None, self.num))
         batch = len(x)
-        _check_floats("out", out, x.shape)
+        check_floats("out", out, x.shape)
         if not 1 <= batch <= MAX_BATCH:
             raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
         if ids.dtype != np.int32 or ids.ndim != 1 or not 0 <= n <= ids.shape[0] or not ids.flags.c_contiguous:
@@ -157,11 +123,11 @@ class LayerFfn:
         width, chunk = rows.width_of(batch), chunk_of(n)
         with threads.own(1 if n * self.record_bytes < SERIAL_BYTES else num_threads) as helpers:
             slots = np.empty(-(-n // chunk), np.int64)
-            partials = _aligned("partial", helpers * slots.size, len(width), self._padded)
-            inputs = _aligned("inputs", rows.prepared_floats(self.num, len(width)))
+            partials = aligned("partial", helpers * slots.size, len(width), self._padded)
+            inputs = aligned("inputs", rows.prepared_floats(self.num, len(width)))
             loops.ffn(
                 x, inputs, *self._before, width, *self._weights, ids[:n],
-                chunk, *self._rule, partials, slots, out, active, _counters, helpers,
+                chunk, *self._rule, partials, slots, out, active, COUNTERS, helpers,
             )  # fmt: skip
 
     def add_all(self, h: Float[np.ndarray, "T D"], x: Float[np.ndarray, "T D"]) -> None:
@@ -174,16 +140,16 @@ class LayerFfn:
         Raises:
             ValueError: shapes or types do not fit.
         """
-        _check_floats("h", h, (None, self.num))
-        _check_floats("x", x, h.shape)
+        check_floats("h", h, (None, self.num))
+        check_floats("x", x, h.shape)
         raw, gated, _ = self._before
         down_mark, row_bytes, *tables = self._weights
         with threads.own() as helpers:
-            tokens = _grouped(h)
-            zs = _aligned("values", len(tokens), -(-len(raw) // BLOCK) * BLOCK * TOKENS)
+            tokens = grouped(h)
+            zs = aligned("values", len(tokens), -(-len(raw) // BLOCK) * BLOCK * TOKENS)
             prompt.ffn(
                 tokens, self.num, raw, gated, self._row_mark, down_mark, row_bytes, *self._down, *tables, *self._rule,
-                zs, x, _counters, helpers,
+                zs, x, COUNTERS, helpers,
             )  # fmt: skip
 
 
@@ -217,7 +183,7 @@ def residual_ffn(
     Raises:
         ValueError: shapes, types or the rule do not fit together.
     """
-    _check_floats("x", x, (None, None))
+    check_floats("x", x, (None, None))
     ffn = LayerFfn(
         records, biases, rule, threshold, num=x.shape[1], layout=layout, scales=scales, activations=activations
     )  # fmt: skip
@@ -227,12 +193,6 @@ def residual_ffn(
 def chunk_of(n: int) -> int:
     """Return how many of n neurons are added up together: whole blocks, so that few share their scales' reads."""
     return max(MIN_CHUNK, -(-n // MAX_CHUNKS // BLOCK) * BLOCK)
-
-
-def _checked(activations: str) -> str:
-    if activations not in HOST_ACTIVATIONS:
-        raise ValueError(f"activations {activations!r} are not one of {', '.join(HOST_ACTIVATIONS)}")
-    return activations
 
 
 def _scale_tables(
@@ -257,76 +217,3 @@ def _scale_tables(
     for view in views:
         view.flags.writeable = False  # one type for the compiler, whoever made the table
     return views[0], views[-1] if column.has_minima else _NO_TABLE
-
-
-def matvec(
-    x: Float[np.ndarray, "B D"],
-    matrix: Float[np.ndarray, "V D"] | PackedRows,
-    out: Float[np.ndarray, "B V"],
-    *,
-    activations: str = "float32",
-) -> None:
-    """Multiply each token with every row of a matrix: out = x matrix^T.
-
-    Args:
-        x: float32 [B, D], B 1 to 8.
-        matrix: float32 [V, D], or packed rows.
-        out: float32 [B, V], overwritten.
-        activations: as for ``residual_ffn``.
-
-    Raises:
-        ValueError: shapes, types or the format do not fit together.
-    """
-    _check_floats("x", x, (None, None))
-    batch, num = x.shape
-    raw, format = _matrix(matrix, num)
-    if not 1 <= batch <= MAX_BATCH:
-        raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
-    _check_floats("out", out, (batch, raw.shape[0]))
-    mark, width = rows.mark_of(format, _checked(activations)), rows.width_of(batch)
-    with threads.own(1 if raw.size < SERIAL_BYTES else None) as helpers:
-        inputs = _aligned("inputs", rows.prepared_floats(num, len(width)))
-        loops.matvec(x, inputs, raw, mark, width, max(16, -(-raw.shape[0] // 64)), out, _counters, helpers)
-
-
-def matmul(
-    x: Float[np.ndarray, "T D"], matrix: Float[np.ndarray, "V D"] | PackedRows, out: Float[np.ndarray, "T V"]
-) -> None:
-    """Multiply many tokens, as a prompt has them, with every row of a matrix: out = x matrix^T.
-
-    Args:
-        x: float32 [T, D]; never rounded.
-        matrix: float32 [V, D], or packed rows, each of which is unpacked once for all tokens.
-        out: float32 [T, V], overwritten. It does not depend on the number of threads.
-
-    Raises:
-        ValueError: shapes, types or the format do not fit together.
-    """
-    _check_floats("x", x, (None, None))
-    raw, format = _matrix(matrix, x.shape[1])
-    _check_floats("out", out, (len(x), raw.shape[0]))
-    with threads.own() as helpers:
-        prompt.matmul(_grouped(x), x.shape[1], raw, rows.MARKS[format], out, _counters, helpers)
-
-
-def _matrix(matrix: Float[np.ndarray, "V D"] | PackedRows, num: int) -> tuple[np.ndarray, str]:
-    """Return a matrix's rows as bytes, and their format."""
-    if isinstance(matrix, PackedRows):
-        raw, format = matrix.data, matrix.format
-    else:
-        _check_floats("matrix", matrix, (None, num))
-        raw, format = matrix.view(np.uint8), "f32"
-    if format not in decode.CODES:
-        raise ValueError(f"host kernels read {', '.join(decode.CODES)}, not {format}: convert the matrix")
-    if raw.shape[1] != block_format(format).row_bytes(num) or not raw.flags.c_contiguous:
-        raise ValueError(f"matrix rows of {raw.shape[1]} bytes are not {num} {format} weights, as x needs")
-    return raw, format
-
-
-def _grouped(x: Float[np.ndarray, "T D"]) -> Float[np.ndarray, "groups D tokens"]:
-    """Return the owner's scratch with the tokens in groups, as the loops of a prompt read them."""
-    groups, num = -(-len(x) // TOKENS), x.shape[1]
-    padded, tokens = _aligned("prompt", groups * TOKENS, num), _aligned("tokens", groups, num, TOKENS)
-    padded[: len(x)], padded[len(x) :] = x, 0
-    tokens[:] = padded.reshape(groups, TOKENS, num).swapaxes(1, 2)
-    return tokens

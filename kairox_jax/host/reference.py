@@ -48,6 +48,6 @@ def residual_ffn(
 
 
 def matvec(x: np.ndarray, matrix: np.ndarray | PackedRows, out: np.ndarray) -> None:
-    """Do what ``kernels.matvec`` does, in the precision of ``out``."""
+    """Do what ``products.matvec`` does, in the precision of ``out``."""
     weights = matrix.dequantize() if isinstance(matrix, PackedRows) else matrix
     out[:] = x.astype(out.dtype) @ weights.T.astype(out.dtype)

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import pytest
 
-from kairox_jax.host import MAX_BATCH, Rule, kernels, matvec, reference, residual_ffn, threads
+from kairox_jax.host import MAX_BATCH, Rule, calls, matvec, reference, residual_ffn, threads
 from kairox_jax.quant import FORMATS, PackedRows, RecordLayout
 
 TOLERANCE = 1e-5  # relative, float32 weights and activations
@@ -359,6 +359,6 @@ def test_scratch_is_kept_and_grows(rng) -> None:
     x, records, _ = layer(rng, 8, 576, 3, False)
     ids = np.arange(NUM_NEURONS, dtype=np.int32)
     run(x, records, None, ids, ids.size, Rule.RELU, 0)
-    before = kernels._scratch["partial"]
+    before = calls._scratch["partial"]
     run(x, records, None, ids, 5, Rule.RELU, 0)
-    assert kernels._scratch["partial"] is before
+    assert calls._scratch["partial"] is before

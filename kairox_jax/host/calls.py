@@ -1,0 +1,60 @@
+"""What the calls of the compiled kernels share: limits, checks of their arguments, and scratch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Float
+
+from kairox_jax.config import HOST_ACTIVATIONS
+from kairox_jax.host import crew
+from kairox_jax.host.tiles import TOKENS
+
+MAX_BATCH = 8
+# Less than this is read by the caller alone: waking sleeping workers takes as long.
+SERIAL_BYTES = 1 << 18
+COUNTERS = np.zeros(3 * crew.STAGE_BYTES // 8, np.int64)  # of the owner, as its scratch
+
+_scratch: dict[str, np.ndarray] = {}
+
+
+def aligned(name: str, *shape: int) -> np.ndarray:
+    """Return the owner's float32 scratch of that name, kept: fresh pages would cost more than the sums.
+
+    Its first byte begins a cache line: vectors of 16 floats that cross one are read in two steps.
+    """
+    size = math.prod(shape)
+    if name not in _scratch or _scratch[name].size < size:
+        raw = np.empty(size + 15, np.float32)
+        first = -raw.ctypes.data % 64 // 4
+        _scratch[name] = raw[first : first + size]
+    return _scratch[name][:size].reshape(shape)
+
+
+def check_floats(name: str, array: np.ndarray, shape: tuple[int | None, ...]) -> None:
+    """Raise ``ValueError`` unless the array is C-contiguous float32 of this shape, where None is any length."""
+    fits = array.ndim == len(shape) and all(
+        want in (None, got) for want, got in zip(shape, array.shape, strict=True)
+    )
+    if not fits or array.dtype != np.float32 or not array.flags.c_contiguous:
+        raise ValueError(
+            f"{name} is {array.dtype} {array.shape}: expected C-contiguous float32 "
+            f"{tuple('any' if n is None else n for n in shape)}"
+        )
+
+
+def checked(activations: str) -> str:
+    """Return the name of a form of activations, if it is one."""
+    if activations not in HOST_ACTIVATIONS:
+        raise ValueError(f"activations {activations!r} are not one of {', '.join(HOST_ACTIVATIONS)}")
+    return activations
+
+
+def grouped(x: Float[np.ndarray, "T D"]) -> Float[np.ndarray, "groups D tokens"]:
+    """Return the owner's scratch with the tokens in groups, as the loops of a prompt read them."""
+    groups, num = -(-len(x) // TOKENS), x.shape[1]
+    padded, tokens = aligned("prompt", groups * TOKENS, num), aligned("tokens", groups, num, TOKENS)
+    padded[: len(x)], padded[len(x) :] = x, 0
+    tokens[:] = padded.reshape(groups, TOKENS, num).swapaxes(1, 2)
+    return tokens
