@@ -1,6 +1,6 @@
 """Compiled loops over the tokens of a prompt: an FFN, of which every neuron is computed, and products with a matrix.
 
-Each weight is unpacked once for all tokens. Arguments are not checked here: call ``kernels``.
+Each weight is unpacked once for all tokens. Arguments are not checked here: call ``kernels`` or ``products``.
 """
 
 from __future__ import annotations
