@@ -37,7 +37,7 @@ class DistilSettings:
         every: steps between held-out losses, which are also the times of checkpoints.
         patience: held-out losses without a new best after which training stops.
         seed: of the order of the windows.
-        share: of the neurons that each kind of text may touch.
+        shares: of the neurons that each kind of text may touch.
         products: operands of matrix products, see ``products.with_products``.
     """
 
@@ -47,7 +47,7 @@ class DistilSettings:
     every: int
     patience: int
     seed: int
-    share: float
+    shares: dict[str, float]
     products: str
 
 
@@ -61,9 +61,9 @@ class HeldOut(NamedTuple):
         """Return the figures as a line of text."""
         return " ".join(f"{k} {self.divergence[k]:.4f} at {100 * self.share[k]:.1f} %" for k in self.share)
 
-    def loss(self, share: float) -> float:
-        """Return the mean divergence, plus a nat for each share that is too large."""
-        over = [max(0.0, value - share) for value in self.share.values()]
+    def loss(self, wanted: dict[str, float]) -> float:
+        """Return the mean divergence, plus a nat for each share that is larger than wanted."""
+        over = [max(0.0, value - wanted[kind]) for kind, value in self.share.items()]
         return float(np.mean(list(self.divergence.values())) + np.mean(over))
 
 
@@ -141,10 +141,9 @@ def distil(
     weights = jax.device_put([w for w, _ in starts], student.everywhere)
     moments = jax.device_put(optimiser.init(weights), student.everywhere)
     first = held_out(student, weights, *held, batch)
-    price = Price.start(train[0].present(), first.share, settings.share)
-    run = _Run(
-        weights, moments, jax.tree.map(np.asarray, weights), first.loss(settings.share), 0, 0, price.values
-    )
+    price = Price({kind: settings.shares[kind] for kind in train[0].present()}, first.share)
+    loss = first.loss(settings.shares)
+    run = _Run(weights, moments, jax.tree.map(np.asarray, weights), loss, 0, 0, price.values)
     with Checkpoints(folder) as checkpoints:
         run = _restored(checkpoints, run, student)
         price.values = run.prices
@@ -166,7 +165,7 @@ def distil(
                 tick(1, f"divergence {found.mean():.4f} share {share.mean():.4f}")
                 continue
             now = held_out(student, run.weights, *held, batch)
-            loss = now.loss(settings.share)
+            loss = now.loss(settings.shares)
             better = loss < run.best_loss
             run = run._replace(worse=0 if better else run.worse + 1)
             if better:
@@ -174,7 +173,7 @@ def distil(
             checkpoints.save(run.arrays(), run.step)
             tick(1, now.line())
     layers = [_fitted(w, s, part) for w, s, part in zip(run.best, scales, fitted, strict=True)]
-    figures = {"steps": run.step, "first_loss": first.loss(settings.share), "held_out_loss": run.best_loss}
+    figures = {"steps": run.step, "first_loss": first.loss(settings.shares), "held_out_loss": run.best_loss}
     return Distilled(layers, figures)
 
 

@@ -15,22 +15,19 @@ class Price:
     """The price of a touched neuron for each kind of text, moved until the kind touches the wanted share.
 
     Attributes:
+        kinds: names of the K kinds.
+        wanted: the share that each kind may touch, [K].
         values: price and lately touched share of each kind, [2, K].
     """
 
-    def __init__(self, kinds: list[str], share: float, values: np.ndarray) -> None:
-        self.kinds, self.share, self.values = kinds, share, values
-
-    @classmethod
-    def start(cls, kinds: list[str], shares: dict[str, float], share: float) -> Price:
-        """Return the first prices."""
-        return cls(
-            kinds, share, np.array([[START_PRICE] * len(kinds), [shares.get(k, share) for k in kinds]])
-        )
+    def __init__(self, wanted: dict[str, float], touched: dict[str, float]) -> None:
+        """Begin with one price, from the share that each kind touches and the one that it may touch."""
+        self.kinds, self.wanted = list(wanted), np.array([*wanted.values()])
+        self.values = np.array([[START_PRICE] * len(wanted), [touched.get(k, wanted[k]) for k in wanted]])
 
     def of(self, kinds: list[str]) -> Float[np.ndarray, " B"]:
-        """Return the price of each window; below zero where less than the share is touched."""
-        paid = self.values[0] + STIFFNESS * (self.values[1] - self.share)
+        """Return the price of each window; below zero where less than the wanted share is touched."""
+        paid = self.values[0] + STIFFNESS * (self.values[1] - self.wanted)
         return np.array([paid[self.kinds.index(kind)] for kind in kinds])
 
     def move(self, kinds: list[str], shares: Float[np.ndarray, " B"]) -> None:
@@ -38,5 +35,5 @@ class Price:
         self.values = self.values.copy()
         for kind, share in zip(kinds, shares, strict=True):
             at = self.kinds.index(kind)
-            self.values[0, at] += PRICE_RATE * (share - self.share)
+            self.values[0, at] += PRICE_RATE * (share - self.wanted[at])
             self.values[1, at] += LATELY * (share - self.values[1, at])

@@ -78,8 +78,14 @@ def command(options: argparse.Namespace) -> str:
     ]
     for key in sorted(options.given - {"out", "work", "text_only", "debug"}):
         value = Path(options.start).name if key == "start" else getattr(options, key)
-        words += [f"--{key.replace('_', '-')}", value if isinstance(value, str) else f"{value:g}"]
+        words += [f"--{key.replace('_', '-')}", _word(value)]
     return shlex.join([*words, "--text-only"] if options.text_only else words)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{kind}={share:g}" for kind, share in value.items())
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def table(report: dict[str, Any]) -> str:

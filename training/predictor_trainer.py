@@ -29,6 +29,7 @@ from training.predictor_fit import PROBE_TOKENS, FitSettings, Fitted, Start, fit
 from training.predictor_report import FIT_FIGURES
 from training.predictor_thresholds import FAMILIES, Choice, choose_thresholds, model_thresholds
 from training.predictor_time import forecast_ms_per_layer
+from training.sources import KINDS
 from training.texts import Windows
 
 DENSE_UNIT_SHARE = 0.5  # the unit of contributions is the value that this share of them exceeds
@@ -95,7 +96,7 @@ class Trainer:
             "patience",
             "bytes",
             "seed",
-            *("distil_steps", "distil_batch", "distil_rate", "distil_every", "products"),
+            *("distil_steps", "distil_batch", "distil_rate", "distil_every", "distil_shares", "products"),
         )
         ids = [hashlib.sha256(w.ids.tobytes()).hexdigest() for w in self.windows.values()]
         facts = {
@@ -166,9 +167,10 @@ class Trainer:
         """Train all layers together, and keep the result."""
         o, files = self.options, [self.work / f"distilled-{layer:03}.npz" for layer in range(len(fitted))]
         if not files[-1].exists():  # written last
+            shares = dict.fromkeys(KINDS, float(np.mean(choice.shares))) | (o.distil_shares or {})
             settings = DistilSettings(
                 steps=o.distil_steps, batch=o.distil_batch, rate=o.distil_rate, every=o.distil_every,
-                patience=o.patience, seed=o.seed, share=float(np.mean(choice.shares)), products=o.products,
+                patience=o.patience, seed=o.seed, shares=shares, products=o.products,
             )  # fmt: skip
             with tqdm(total=o.distil_steps, desc="end to end", unit="step", file=sys.stderr) as bar:
 

@@ -21,7 +21,7 @@ from training.predictor_data import write_json
 from training.predictor_report import describe, plot, table
 from training.predictor_trainer import Trainer
 from training.products import PRODUCTS
-from training.sources import Document, builtin_documents, user_documents
+from training.sources import KINDS, Document, builtin_documents, user_documents
 from training.texts import SPLITS, Windows, cut_windows
 
 
@@ -60,6 +60,11 @@ def check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and not 0 < value < 1:
             raise ValueError(f"--{name} {value} must be between 0 and 1")
+    for kind, value in (options.distil_shares or {}).items():
+        if kind not in KINDS or not 0 < value < 1:
+            raise ValueError(
+                f"--distil-shares {kind}={value} is no kind of {', '.join(KINDS)} with a share between 0 and 1"
+            )
     if options.max_loss is not None and not (np.isfinite(options.max_loss) and options.max_loss > 0):
         raise ValueError(f"--max-loss {options.max_loss} must be above zero: nats per token, such as 0.1")
     if options.text_only and not options.text:

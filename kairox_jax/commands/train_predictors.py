@@ -15,6 +15,12 @@ def _flag(name: str, help: str, convert: Callable[[str], Any], default: Any, met
     return Flag(dest=dest, names=(f"--{name}",), help=help, convert=convert, default=default, metavar=metavar)
 
 
+def _shares(text: str) -> dict[str, float]:
+    """Convert ``prose=0.58,code=0.54``."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    return {kind.strip(): number(share) for kind, _, share in pairs}
+
+
 FILES = (
     Flag(dest="out", names=("-o", "--out"), metavar="FOLDER", help="folder for the files"),
     Flag(
@@ -53,6 +59,13 @@ TOGETHER = (
     _flag("distil-rate", "its AdamW's step size", number, 3e-4, "X"),
     _flag(
         "distil-every", "its steps between held-out losses, and between checkpoints", positive_number, 50, "N"
+    ),
+    _flag(
+        "distil-shares",
+        "neurons that a kind of text may touch in it, where other than the target: prose=0.58,code=0.54",
+        _shares,
+        None,
+        "KIND=X",
     ),
     _flag(
         "products",

@@ -16,6 +16,7 @@ from training.predictor_fit import Fitted
 from training.predictor_price import Price
 from training.predictor_step import STRIDE, Student
 from training.predictor_student import begin, divergence, student_layer
+from training.sources import KINDS
 from training.texts import Windows
 
 D, F, RANK = 16, 40, 32
@@ -23,8 +24,8 @@ D, F, RANK = 16, 40, 32
 
 def settings(**changes: Any) -> DistilSettings:
     values: dict[str, Any] = {
-        "steps": 12, "batch": 2, "rate": 5e-3, "every": 4, "patience": 9, "seed": 0, "share": 0.5,
-        "products": "float32",
+        "steps": 12, "batch": 2, "rate": 5e-3, "every": 4, "patience": 9, "seed": 0,
+        "shares": dict.fromkeys(KINDS, 0.5), "products": "float32",
     }  # fmt: skip
     return DistilSettings(**values | changes)
 
@@ -107,20 +108,21 @@ def test_a_killed_run_ends_in_the_same_place(decoder: Decoder, windows: Windows,
             np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-6)
 
 
-def test_the_share_is_reached(decoder: Decoder, windows: Windows, tmp_path: Path) -> None:
+def test_each_kind_reaches_its_share(decoder: Decoder, windows: Windows, tmp_path: Path) -> None:
+    wanted = {"prose": 0.36, "json": 0.28}
     lines: list[str] = []
     tick = lambda n, line: lines.append(line)  # noqa: E731
-    train(decoder, windows, tmp_path, tick, steps=120, every=120, share=0.3)
+    train(decoder, windows, tmp_path, tick, steps=120, every=120, shares=wanted)
 
     def shares(line: str) -> list[float]:
         return [float(part) for part in line.split()[3::5]]
 
     assert min(shares(lines[0])) > 40
-    assert all(abs(share - 30) < 5 for share in shares(lines[-1])), lines[-1]
+    assert shares(lines[-1]) == pytest.approx([36, 28], abs=3.5), lines[-1]
 
 
 def test_a_price_rises_where_too_much_is_touched() -> None:
-    price = Price.start(["prose", "json"], {"prose": 0.7, "json": 0.3}, 0.5)
+    price = Price({"prose": 0.6, "json": 0.4}, {"prose": 0.7, "json": 0.3})
     first = price.of(["prose", "json"])
     assert first[0] > 0 > first[1]
     price.move(["prose", "prose"], np.array([0.8, 0.8]))

@@ -151,7 +151,8 @@ def test_goes_on_from_given_predictors(
     assert kairox(f"{train} --distil-steps 0 --out {tmp_path}/alone") == 0
     more = "--distil-steps 8 --distil-every 4 --distil-batch 4"
     assert kairox(f"{train} {more} --start {tmp_path}/alone --out {tmp_path}/first") == 0
-    assert kairox(f"{train} {more} --start {tmp_path}/first --out {tmp_path}/second") == 0
+    shares = "--distil-shares prose=0.6,json=0.5"
+    assert kairox(f"{train} {more} {shares} --start {tmp_path}/first --out {tmp_path}/second") == 0
     alone, first, second = (report_of(tmp_path / name) for name in ("alone", "first", "second"))
     assert [row["held_out_loss"] for row in first["layers"]] == [
         row["held_out_loss"] for row in alone["layers"]
@@ -160,7 +161,7 @@ def test_goes_on_from_given_predictors(
     assert second["end_to_end"]["first_loss"] == pytest.approx(first["end_to_end"]["held_out_loss"], rel=0.1)
     assert second["started_from"]["command"] == first["command"]
     assert second["started_from"]["started_from"]["command"] == alone["command"]
-    assert str(tmp_path) not in second["command"]
+    assert str(tmp_path) not in second["command"] and shares in second["command"]
     capsys.readouterr()
     work = f"--work {tmp_path}/work --out {tmp_path}/fourth"
     (tmp_path / "work").mkdir()
@@ -194,6 +195,9 @@ def test_mistakes_take_one_line(
     fails("needs --out", train)
     fails("exclude each other", f"{train} {out} --share 0.5 --recall 0.5")
     fails("--share 1.5 must be between 0 and 1", f"{train} {out} --share 1.5")
+    fails("--distil-shares verse=0.5 is no kind of", f"{train} {out} --distil-shares prose=0.6,verse=0.5")
+    fails("--distil-shares code=1.5 is no kind", f"{train} {out} --distil-shares code=1.5")
+    fails("'much' is not a number", f"{train} {out} --distil-shares code=much")
     fails("--distil-rate -1.0 must be above zero", f"{train} {out} --distil-rate -1")
     fails("--products int8 is not one of", f"{train} {out} --products int8")
     fails("--text-only leaves no text", f"train-predictors tiny --text-only {out}")
