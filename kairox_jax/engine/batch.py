@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from kairox_jax.engine.hybrid import StepCounts
-from kairox_jax.engine.prefill import GROUPS, MAX_TOGETHER, Piece
+from kairox_jax.engine.prefill import Piece
 from kairox_jax.engine.results import Chunk, GenerationResult
 from kairox_jax.engine.rows import CacheRows
 from kairox_jax.engine.sequence import Sequence
@@ -29,8 +29,8 @@ class Runner(Protocol):
         """Tokens at a prompt's end that ``run_few`` takes, at most."""
         ...
 
-    def next_piece(self, length: int) -> tuple[int, int]:
-        """Return how many of a prompt's ``length`` remaining tokens to run next, and to how many they are padded."""
+    def share(self, left: Ids[int]) -> list[int]:
+        """Return how many tokens of each prompt's rest to run in the next piece; 0 for one that waits."""
         ...
 
     def prefill_together(self, prompts: Ids[Piece]) -> Float[np.ndarray, "n V"]:
@@ -134,25 +134,14 @@ class Batch:
         """
         decoding = [each for each in self.running if not each.left]
         few = self.runner.few_tokens
-        if group := self._group([each for each in self.running if each.left > few]):
+        if waiting := [each for each in self.running if each.left > few]:
+            shares = zip(waiting, self.runner.share([each.left for each in waiting]), strict=True)
+            group = [(each, tokens) for each, tokens in shares if tokens]
             yield from self._run_prompts(group, self.runner.prefill_together)
         if short := [(each, each.left) for each in self.running if 0 < each.left <= few]:
             yield from self._run_prompts(short, self.runner.run_few)
         if decoding := [each for each in decoding if each in self.running]:
             yield from self._run_step(decoding)
-
-    def _group(self, waiting: list[Running]) -> list[tuple[Running, int]]:
-        """Choose prompts whose next pieces run together, the first in any case, and say how long these are.
-
-        Others join where their piece is padded to as many tokens, or to half as many.
-        """
-        if not waiting:
-            return []
-        planned = [(each, *self.runner.next_piece(each.left)) for each in waiting]
-        size = planned[0][2]
-        alike = [(each, tokens) for each, tokens, padded in planned if padded in (size, size // 2)]
-        count = next(n for n in GROUPS if n <= len(alike) and n * size <= max(size, MAX_TOGETHER))
-        return alike[:count]
 
     def cancel(self, running: Running) -> Chunk:
         """End a sequence between two steps; returns its last chunk, with the finish reason "cancelled"."""

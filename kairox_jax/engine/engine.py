@@ -171,13 +171,6 @@ class Engine:
             finally:
                 self._busy_thread = 0
 
-    def prepare(self) -> bool:
-        """Compile one more shape that a prompt may need, up to a second of work; return whether there was one.
-
-        For whoever drives ``batch`` and has nothing else to do: a later prompt of that shape then starts at once.
-        """
-        return self._hybrid is not None and self._hybrid.prefill.prepare()
-
     def describe(self) -> str:
         """Return one line: the device, and what runs where.
 

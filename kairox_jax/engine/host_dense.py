@@ -63,7 +63,7 @@ class HostDense:
         self._kernel = HostAttention(config, batch=batch, length=self.length, activations=activations)
         self._frequencies = np.empty(0, np.float32) if learned else rotary_frequencies(config)
         self._logits = np.empty((batch, config.vocab_size), np.float32)
-        self._angles: tuple[np.ndarray, np.ndarray] | None = None
+        self._angles = (np.empty((0, 0), np.float32), np.empty((0, 0), np.float32))
 
     @staticmethod
     def _layer_weights(checkpoint: Checkpoint, layer: int) -> AttentionWeights:
@@ -107,14 +107,36 @@ class HostDense:
 
         Arguments as in ``DeviceDense.front``; ``x`` is updated in place.
         """
-        if layer == 0:
-            angle = start[:, None].astype(np.float32) * self._frequencies[None, :]
-            self._angles = (np.cos(angle), np.sin(angle))
-        assert self._angles is not None
+        angles = self._turned(layer, start)
         x += y_host
         x += np.asarray(y_device)
         keys, values = self.keys[layer], self.values[layer]
-        return x, self._kernel.front(self.weights[layer], x, keys, values, rows, start, *self._angles)
+        return x, self._kernel.front(self.weights[layer], x, keys, values, rows, start, *angles)
+
+    def prompt(
+        self,
+        layer: int,
+        x: Float[np.ndarray, "T D"],
+        positions: Int[np.ndarray, " T"],
+        rows: Int[np.ndarray, " T"],
+    ) -> Float[np.ndarray, "T D"]:
+        """Attend with a prompt's tokens and return the FFN's input, which the next call overwrites.
+
+        Args:
+            layer: index of the layer; layer 0 comes first.
+            x: residual stream, updated in place.
+            positions: of the tokens, int32 [T]; those of a sequence follow each other.
+            rows: each token's row of the cache, int32 [T].
+        """
+        angles, keys, values = self._turned(layer, positions), self.keys[layer], self.values[layer]
+        return self._kernel.prompt(self.weights[layer], x, keys, values, rows, positions, *angles)
+
+    def _turned(self, layer: int, positions: Int[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+        """Return cosines and sines of the positions' angles; they are those of layer 0 in all others."""
+        if layer == 0:
+            angle = positions[:, None].astype(np.float32) * self._frequencies[None, :]
+            self._angles = (np.cos(angle), np.sin(angle))
+        return self._angles
 
     def logits(self, x: Any, y_device: Any, y_host: Float[np.ndarray, "B D"]) -> Float[np.ndarray, "B V"]:
         """Merge the last FFN and return the logits; overwritten by the next call."""

@@ -20,7 +20,7 @@ from kairox_jax.engine.host_prefill import HostPrefill
 from kairox_jax.engine.link import Link
 from kairox_jax.engine.meter import Meter, time_residents
 from kairox_jax.engine.migrate import Migrator
-from kairox_jax.engine.prefill import LAST_STEPS, DevicePrefill, Piece, Prefill, pieces, whole_pieces
+from kairox_jax.engine.prefill import DevicePrefill, Piece, Prefill
 from kairox_jax.engine.programs import resident_program
 from kairox_jax.host import LayerFfn, Rule, thread_count
 from kairox_jax.placement import NeuronStore, SlotTable, empty_slots
@@ -99,12 +99,11 @@ class Hybrid:
             max_moves=max_moves,
             link=link,
         )
-        settings: dict[str, Any] = dict(thresholds=thresholds, scales=self._scales)
-        self.prefill: Prefill
-        if isinstance(dense, HostDense):
-            self.prefill = HostPrefill(store, dense, ffns=self._ffns, **settings)
-        else:
-            self.prefill = DevicePrefill(store, dense, **settings)
+        self.prefill: Prefill = (
+            HostPrefill(dense, ffns=self._ffns)
+            if isinstance(dense, HostDense)
+            else DevicePrefill(store, dense, thresholds=thresholds, scales=self._scales)
+        )
         self._shares_cores = isinstance(dense, HostDense)
         drops = config.activation == "fatrelu" and bool((thresholds > 0).any())
         self._wants_pieces = forecast is not None or drops or host_activations != "float32"
@@ -219,7 +218,9 @@ class Hybrid:
     def _warm_up(self) -> None:
         """Compile what a request runs, so that none of it counts as a request's time."""
         self.prefill_logits(np.zeros(1, np.int32), 0, 0)
-        self.prefill(np.zeros(1, np.int32), 0, 0)  # the line above may have run it as a step's
+        self.prefill_together(
+            [Piece(np.zeros(1, np.int32), 0, 0)]
+        )  # the line above may have run it as a step's
         for n in range(1, self.dense.batch + 1):  # writes position 0 of the cache, which a prompt writes anew
             nothing = np.zeros(n, np.int32)
             self._forward(nothing, nothing, np.arange(n, dtype=np.int32))
@@ -235,14 +236,11 @@ class Hybrid:
         """
         if self._wants_pieces:
             return 0
-        return LAST_STEPS * self.dense.batch if isinstance(self.dense, HostDense) else 1
+        return self.dense.batch if isinstance(self.dense, HostDense) else 1
 
-    def next_piece(self, length: int) -> tuple[int, int]:
-        """Return how many of a prompt's ``length`` remaining tokens to run next, and to how many they are padded."""
-        sizes = self.prefill.sizes
-        cut = whole_pieces(length, self.few_tokens, sizes)
-        _, tokens, size = next(pieces(0, cut or length, sizes))
-        return tokens, size
+    def share(self, left: Sequence[int]) -> list[int]:
+        """Return how many tokens of each prompt's rest to run in the next piece; 0 for one that waits."""
+        return self.prefill.share(left)
 
     def prefill_together(self, prompts: Sequence[Piece]) -> Float[np.ndarray, "n V"]:
         """Run one piece of each of n prompts, none twice, and return the logits after each one's last token."""
@@ -267,7 +265,7 @@ class Hybrid:
         """Run a prompt's tokens from position ``start`` of a row and return the logits after the last one."""
         done, logits = 0, np.empty((1, 0), np.float32)
         while (left := len(ids) - done) > self.few_tokens:
-            tokens, _ = self.next_piece(left)
+            (tokens,) = self.share([left])
             logits = self.prefill_together([Piece(ids[done : done + tokens], start + done, row)])
             done += tokens
         return self.run_few([Piece(ids[done:], start + done, row)])[0] if left else logits[0]

@@ -1,16 +1,15 @@
-"""Compiled programs of the prefill: a layer over many tokens, whole on a device, in parts beside the host's kernels."""
+"""The compiled program of the prefill on a device: a layer over many tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 from jaxtyping import Array
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.engine.programs import Leaves, Rebuild, attend_rows, ffn_input
-from kairox_jax.models import KVCache, Norm, mix_heads, neuron_values
+from kairox_jax.models import KVCache, Norm, neuron_values
 from kairox_jax.placement import unpack_records
 from kairox_jax.quant import RecordLayout, SharedScales
 
@@ -53,15 +52,3 @@ def prefill_program(rebuild: Rebuild, config: ModelConfig) -> Callable[..., tupl
         return attended + z @ down, cache
 
     return jax.jit(run, static_argnames=("attend", "layout"), donate_argnames="cache")
-
-
-@partial(jax.jit, static_argnames=("config", "attend"), donate_argnames="cache")
-def mix_program(
-    config: ModelConfig, qkv: Array, start: Array, cache: KVCache | None, attend: int | None
-) -> tuple[Array, KVCache]:
-    """Mix the heads of a prompt's tokens; see ``mix_heads``.
-
-    All rows of the cache (donated) are used in order. Without one, and then without ``attend``, there are no earlier
-    positions, and that which is returned holds the new alone.
-    """
-    return mix_heads(config, qkv, start, cache, attend)

@@ -190,8 +190,6 @@ class Worker:
     def _admit(self, engine: Engine) -> bool:
         """Take in what has room, waiting while there is nothing to do; False once the worker is closing and idle."""
         while True:
-            while self._is_idle() and engine.parallel > 1 and engine.prepare():
-                pass
             with self._changed:
                 self._drop_stopped()
                 while self._is_idle():

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from kairox_jax.engine.prefill import CHUNKS, Piece, pieces
+from kairox_jax.engine.prefill import CHUNKS, Piece, pieces, share_padded
 from kairox_jax.engine.programs import (
     attend_length,
     block_program,
@@ -65,10 +65,9 @@ class Whole:
             x_last = jax.lax.dynamic_index_in_dim(x, last - first - 1, axis=1, keepdims=False)
         return np.asarray(self._logits(self.out_norm, self.output, x_last))[0]
 
-    def next_piece(self, length: int) -> tuple[int, int]:
-        """Return how many of a prompt's ``length`` remaining tokens to run next, and to how many they are padded."""
-        _, tokens, size = next(pieces(0, length, CHUNKS))
-        return tokens, size
+    def share(self, left: Sequence[int]) -> list[int]:
+        """Return how many tokens of each prompt's rest to run in the next piece; 0 for one that waits."""
+        return share_padded(left, CHUNKS)
 
     def prefill_together(self, prompts: Sequence[Piece]) -> Float[np.ndarray, "n V"]:
         """Run one piece of each of n prompts and return the logits after each one's last token."""

@@ -6,152 +6,15 @@ threads, these kernels read packed weights in one pass.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float, Int
-from numba import prange
 
 from kairox_jax.config import ModelConfig
-from kairox_jax.host import rows, threads
-from kairox_jax.host.compile import kernel
-from kairox_jax.host.crew import STAGE_BYTES, clear, finish, take, wait
-from kairox_jax.host.heads import attend
-from kairox_jax.host.loops import prepare, product_share
+from kairox_jax.host import attention_loops, prompt_block, rows, threads
+from kairox_jax.host.calls import COUNTERS, aligned, room_for
 from kairox_jax.quant import PackedRows
-
-ROWS_PER_CHUNK = 48
-STAGES = 5  # of a block: product, cache, heads, their rounding, product
-
-
-@kernel(inner=True)
-def _norm(x, scale, bias, eps, out):
-    """Write the RMS norm of each row, or its layer norm where there is a bias."""
-    size = x.shape[1]
-    for b in range(x.shape[0]):
-        mean = np.float32(0)
-        if bias.shape[0] > 0:
-            for d in range(size):
-                mean += x[b, d]
-            mean /= np.float32(size)
-        total = np.float32(0)
-        for d in range(size):
-            total += (x[b, d] - mean) * (x[b, d] - mean)
-        factor = np.float32(1) / np.float32(math.sqrt(total / size + eps))
-        for d in range(size):
-            out[b, d] = (x[b, d] - mean) * factor * scale[d]
-    _add(bias, out)
-
-
-@kernel(inner=True)
-def _add(bias, out):
-    """Add a bias to each row; an empty one does nothing."""
-    for b in range(out.shape[0]):
-        for d in range(bias.shape[0]):
-            out[b, d] += bias[d]
-
-
-@kernel(inner=True)
-def _rotate(vector, cos, sin):
-    """Turn the pairs (h, h + H/2) of one head in place."""
-    half = cos.shape[0]
-    for h in range(half):
-        first, second = vector[h], vector[h + half]
-        vector[h] = first * cos[h] - second * sin[h]
-        vector[h + half] = second * cos[h] + first * sin[h]
-
-
-@kernel(inner=True)
-def _place(qkv, bqkv, cos, sin, keys, values, cache_row, position, heads):
-    """Add one token's bias, turn its queries and keys, and put keys and values into the cache."""
-    kv_heads, size = keys.shape[1], keys.shape[3]
-    for d in range(bqkv.shape[0]):
-        qkv[d] += bqkv[d]
-    for head in range(heads + kv_heads):
-        _rotate(qkv[head * size : (head + 1) * size], cos, sin)
-    for head in range(kv_heads):
-        first = (heads + head) * size
-        keys[cache_row, head, position] = qkv[first : first + size]
-        first += kv_heads * size
-        values[cache_row, head, position] = qkv[first : first + size]
-
-
-@kernel(inner=True)
-def _attend_task(task, span, qkv, keys, values, cache_rows, positions, window, scores, mixed):
-    """Attend with ``span`` heads of one token that share their keys."""
-    kv_heads, size = keys.shape[1], keys.shape[3]
-    heads = mixed.shape[1] // size
-    b, head = task * span // heads, task * span % heads
-    seen = positions[b] + 1
-    first = max(0, seen - window)
-    attend(
-        qkv[b, head * size : (head + span) * size],
-        keys[cache_rows[b], head // (heads // kv_heads), first:seen],
-        values[cache_rows[b], head // (heads // kv_heads), first:seen],
-        scores[task * span : (task + 1) * span],
-        mixed[b, head * size : (head + span) * size],
-    )
-
-
-@kernel(inner=True)
-def _merge(x, attended, bo, norm, norm_bias, eps, parallel_block, h):
-    """Add the attention to the residual stream, and normalise the FFN's input."""
-    _add(bo, attended)
-    if parallel_block:
-        _norm(x, norm, norm_bias, eps, h)
-    for b in range(x.shape[0]):
-        for d in range(x.shape[1]):
-            x[b, d] += attended[b, d]
-    if not parallel_block:
-        _norm(x, norm, norm_bias, eps, h)
-
-
-@kernel(inner=True)
-def _share(
-    batch, num, wqkv, wqkv_mark, bqkv, wo, wo_mark, cos, sin, keys, values, cache_rows, positions, window, width,
-    inputs, qkv, mixed, scores, attended, counters, helpers,
-):  # fmt: skip
-    """One thread's share of a block, from the prepared input to the output product."""
-    size = keys.shape[3]
-    heads = mixed.shape[1] // size
-    product_share(inputs, num, wqkv, wqkv_mark, width, ROWS_PER_CHUNK, qkv, counters, 0)
-    b = take(counters, 1)
-    while b < batch:
-        _place(qkv[b], bqkv, cos[b], sin[b], keys, values, cache_rows[b], positions[b], heads)
-        finish(counters, 1)
-        b = take(counters, 1)
-    wait(counters, 1, batch)
-    # Heads that share keys read them together, unless threads would be without work.
-    span = heads // keys.shape[1] if batch * keys.shape[1] >= helpers else 1
-    task = take(counters, 2)
-    while task < batch * heads // span:
-        _attend_task(task, span, qkv, keys, values, cache_rows, positions, window, scores, mixed)
-        finish(counters, 2)
-        task = take(counters, 2)
-    wait(counters, 2, batch * heads // span)
-    if take(counters, 3) == 0:
-        prepare(mixed, wo_mark, width, inputs)
-        finish(counters, 3)
-    wait(counters, 3, 1)
-    product_share(inputs, mixed.shape[1], wo, wo_mark, width, ROWS_PER_CHUNK, attended, counters, 4)
-
-
-@kernel(parallel=True)
-def _front(
-    x, norm, norm_bias, ffn_norm, ffn_norm_bias, eps, parallel_block, wqkv, wqkv_mark, bqkv, wo, wo_mark, bo,
-    cos, sin, keys, values, cache_rows, positions, window, width, inputs, h, qkv, mixed, scores, attended, counters,
-    helpers,
-):  # fmt: skip
-    _norm(x, norm, norm_bias, eps, h)
-    prepare(h, wqkv_mark, width, inputs)
-    clear(counters)
-    for _ in prange(helpers):
-        _share(
-            x.shape[0], x.shape[1], wqkv, wqkv_mark, bqkv, wo, wo_mark, cos, sin, keys, values, cache_rows, positions,
-            window, width, inputs, qkv, mixed, scores, attended, counters, helpers,
-        )  # fmt: skip
-    _merge(x, attended, bo, ffn_norm, ffn_norm_bias, eps, parallel_block, h)
 
 
 def _absent() -> np.ndarray:
@@ -182,7 +45,7 @@ class AttentionWeights:
 
 
 class HostAttention:
-    """Runs attention blocks of single tokens, with scratch that is shared by all layers.
+    """Runs attention blocks of single tokens, and of a prompt's, with scratch that is shared by all layers.
 
     Args:
         config: sizes of the model.
@@ -193,13 +56,11 @@ class HostAttention:
 
     def __init__(self, config: ModelConfig, *, batch: int, length: int, activations: str = "float32") -> None:
         self.config, self.batch, self.activations = config, batch, activations
-        self._counters = np.zeros(STAGES * STAGE_BYTES // 8, np.int64)
         widest = max(config.d_model, config.num_heads * config.head_dim)
         self._inputs = np.empty(rows.prepared_floats(widest, len(rows.width_of(batch))), np.float32)
         heads = config.num_heads + 2 * config.num_kv_heads
         self._qkv = np.empty((batch, heads * config.head_dim), np.float32)
         self._mixed = np.empty((batch, config.num_heads * config.head_dim), np.float32)
-        self._scores = np.empty((batch * config.num_heads, length), np.float32)
         self._h = np.empty((batch, config.d_model), np.float32)
         self._attended = np.empty((batch, config.d_model), np.float32)
         self._window = length if config.sliding_window is None else config.sliding_window
@@ -230,16 +91,46 @@ class HostAttention:
         """
         n = len(x)
         with threads.own() as helpers:
-            _front(
+            attention_loops.front(
                 x, weights.norm, weights.norm_bias, weights.ffn_norm, weights.ffn_norm_bias,
                 np.float32(self.config.norm_eps), self.config.parallel_block,
                 weights.wqkv.data, rows.mark_of(weights.wqkv.format, self.activations), weights.bqkv,
                 weights.wo.data, rows.mark_of(weights.wo.format, self.activations), weights.bo,
                 cos, sin, keys, values, cache_rows, positions, self._window, rows.width_of(n), self._inputs,
-                self._h[:n], self._qkv[:n], self._mixed[:n], self._scores, self._attended[:n],
-                self._counters, helpers,
+                self._h[:n], self._qkv[:n], self._mixed[:n], self._attended[:n], COUNTERS, helpers,
             )  # fmt: skip
         return self._h[:n]
+
+    def prompt(
+        self,
+        weights: AttentionWeights,
+        x: Float[np.ndarray, "T D"],
+        keys: Float[np.ndarray, "B K S H"],
+        values: Float[np.ndarray, "B K S H"],
+        cache_rows: Int[np.ndarray, " T"],
+        positions: Int[np.ndarray, " T"],
+        cos: Float[np.ndarray, "T half"],
+        sin: Float[np.ndarray, "T half"],
+    ) -> Float[np.ndarray, "T D"]:
+        """Attend at many new positions, as a prompt has them; of a sequence they follow each other.
+
+        Arguments and result as for ``front``; activations are never rounded.
+        """
+        count, config = len(x), self.config
+        size = config.num_heads * config.head_dim
+        with threads.own() as helpers:
+            tokens = room_for(count, max(config.d_model, size))
+            h, attended = aligned("h", count, config.d_model), aligned("attended", count, config.d_model)
+            qkv = aligned("qkv", count, len(weights.wqkv.data))
+            prompt_block.block(
+                x, weights.norm, weights.norm_bias, weights.ffn_norm, weights.ffn_norm_bias,
+                np.float32(config.norm_eps), config.parallel_block,
+                weights.wqkv.data, rows.MARKS[weights.wqkv.format], weights.bqkv,
+                weights.wo.data, rows.MARKS[weights.wo.format], weights.bo,
+                cos, sin, keys, values, cache_rows, positions, self._window, tokens, h, qkv,
+                aligned("mixed", count, size), attended, COUNTERS, helpers,
+            )  # fmt: skip
+        return h
 
 
 def host_norm(

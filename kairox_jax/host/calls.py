@@ -14,7 +14,7 @@ from kairox_jax.host.tiles import TOKENS
 MAX_BATCH = 8
 # Less than this is read by the caller alone: waking sleeping workers takes as long.
 SERIAL_BYTES = 1 << 18
-COUNTERS = np.zeros(3 * crew.STAGE_BYTES // 8, np.int64)  # of the owner, as its scratch
+COUNTERS = np.zeros(8 * crew.STAGE_BYTES // 8, np.int64)  # of the owner, as its scratch; of 7 stages at most
 
 _scratch: dict[str, np.ndarray] = {}
 
@@ -51,10 +51,6 @@ def checked(activations: str) -> str:
     return activations
 
 
-def grouped(x: Float[np.ndarray, "T D"]) -> Float[np.ndarray, "groups D tokens"]:
-    """Return the owner's scratch with the tokens in groups, as the loops of a prompt read them."""
-    groups, num = -(-len(x) // TOKENS), x.shape[1]
-    padded, tokens = aligned("prompt", groups * TOKENS, num), aligned("tokens", groups, num, TOKENS)
-    padded[: len(x)], padded[len(x) :] = x, 0
-    tokens[:] = padded.reshape(groups, TOKENS, num).swapaxes(1, 2)
-    return tokens
+def room_for(count: int, num: int) -> Float[np.ndarray, "groups floats"]:
+    """Return the owner's scratch for a prompt's tokens of ``num`` floats in groups, as its loops read them."""
+    return aligned("tokens", -(-count // TOKENS), num * TOKENS)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int32, UInt8
 
 from kairox_jax.host import decode, loops, prompt, rows, threads
-from kairox_jax.host.calls import COUNTERS, MAX_BATCH, SERIAL_BYTES, aligned, check_floats, checked, grouped
+from kairox_jax.host.calls import COUNTERS, MAX_BATCH, SERIAL_BYTES, aligned, check_floats, checked, room_for
 from kairox_jax.host.rules import GATED_ONLY, Rule
 from kairox_jax.host.tiles import TOKENS
 from kairox_jax.quant.columns import BLOCK, COLUMN_FORMATS, SharedScales, padded_columns
@@ -145,11 +145,11 @@ class LayerFfn:
         raw, gated, _ = self._before
         down_mark, row_bytes, *tables = self._weights
         with threads.own() as helpers:
-            tokens = grouped(h)
+            tokens = room_for(*h.shape)
             zs = aligned("values", len(tokens), -(-len(raw) // BLOCK) * BLOCK * TOKENS)
             prompt.ffn(
-                tokens, self.num, raw, gated, self._row_mark, down_mark, row_bytes, *self._down, *tables, *self._rule,
-                zs, x, COUNTERS, helpers,
+                h, tokens, self.num, raw, gated, self._row_mark, down_mark, row_bytes, *self._down, *tables,
+                *self._rule, zs, x, COUNTERS, helpers,
             )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from kairox_jax.host import decode, loops, prompt, rows, threads
-from kairox_jax.host.calls import COUNTERS, MAX_BATCH, SERIAL_BYTES, aligned, check_floats, checked, grouped
+from kairox_jax.host.calls import COUNTERS, MAX_BATCH, SERIAL_BYTES, aligned, check_floats, checked, room_for
 from kairox_jax.quant.formats import PackedRows, block_format
 
 
@@ -57,7 +57,7 @@ def matmul(
     raw, format = _matrix(matrix, x.shape[1])
     check_floats("out", out, (len(x), raw.shape[0]))
     with threads.own() as helpers:
-        prompt.matmul(grouped(x), x.shape[1], raw, rows.MARKS[format], out, COUNTERS, helpers)
+        prompt.matmul(x, room_for(*x.shape), raw, rows.MARKS[format], out, COUNTERS, helpers)
 
 
 def _matrix(matrix: Float[np.ndarray, "V D"] | PackedRows, num: int) -> tuple[np.ndarray, str]:

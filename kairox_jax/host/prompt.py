@@ -20,6 +20,32 @@ NEURONS, WEIGHTS, _DEPTH = 32, 96, 128
 
 
 @kernel(inner=True)
+def group_tokens(x, num, group, tokens):
+    """Write a group of TOKENS rows of x [T, num] to floats [groups, num, TOKENS], zeros beyond the last."""
+    count = min(_TOKENS, x.shape[0] - group * _TOKENS)
+    into = tokens[group]
+    for t in range(count, _TOKENS):
+        for d in range(num):
+            into[d * _TOKENS + t] = np.float32(0)
+    for t in range(count):
+        row = x[group * _TOKENS + t]
+        for d in range(num):
+            into[d * _TOKENS + t] = row[d]
+
+
+@kernel(inner=True)
+def _group_share(x, tokens, counters, stage):
+    """One thread's share of grouping; returns when all is done."""
+    groups = (x.shape[0] + _TOKENS - 1) // _TOKENS
+    group = crew.take(counters, stage)
+    while group < groups:
+        group_tokens(x, x.shape[1], group, tokens)
+        crew.finish(counters, stage)
+        group = crew.take(counters, stage)
+    crew.wait(counters, stage, groups)
+
+
+@kernel(inner=True)
 def _multiply(matrix, width, num, inputs, count, sums):
     """Multiply ``count`` unpacked rows of ``width`` floats with TOKENS tokens into floats [NEURONS, TOKENS]."""
     for begin in range(0, num, _DEPTH):  # so much of the tokens stays in the first cache for all rows
@@ -34,7 +60,7 @@ def _multiply(matrix, width, num, inputs, count, sums):
 def _rows_task(
     tokens, num, records, gated, mark, row_bytes, biases, first, last, rule, threshold, zs, matrices, products, fired,
 ):  # fmt: skip
-    """Compute neurons first:last for all tokens [groups, D, TOKENS] into zs [groups, neurons * TOKENS]."""
+    """Compute neurons first:last for all tokens [groups, D * TOKENS] into zs [groups, neurons * TOKENS]."""
     parts, width = 2 if gated else 1, matrices.shape[2]
     # Addresses, because each view of an array would count its references, one processor after the other.
     base, into = records.ctypes.data, matrices.ctypes.data
@@ -44,7 +70,7 @@ def _rows_task(
             rows.unpack(mark, row, into + 4 * width * (part * NEURONS + neuron - first), num)
     for group in range(tokens.shape[0]):
         products[:] = 0
-        inputs = tokens.ctypes.data + 4 * _TOKENS * num * group
+        inputs = tokens.ctypes.data + 4 * tokens.shape[1] * group
         for part in range(parts):
             place = part * NEURONS
             _multiply(
@@ -99,11 +125,12 @@ def _columns_task(
 
 @kernel(inner=True)
 def _share(
-    tokens, num, records, gated, mark, down_mark, row_bytes, down_at, block_bytes, biases, scales, minima, rule,
+    h, tokens, num, records, gated, mark, down_mark, row_bytes, down_at, block_bytes, biases, scales, minima, rule,
     threshold, zs, x, counters,
 ):  # fmt: skip
-    """One thread's share: neurons until none is left, then weights of their sum."""
+    """One thread's share: the tokens' grouping, neurons until none is left, then weights of their sum."""
     num_neurons = records.shape[0]
+    _group_share(h, tokens, counters, 2)
     matrices = np.empty((2 if gated else 1, NEURONS, (num + 15) // 16 * 16), np.float32)
     products, fired = np.empty((2, NEURONS * _TOKENS), np.float32), np.empty(NEURONS * _TOKENS, np.uint8)
     tasks = (num_neurons + NEURONS - 1) // NEURONS
@@ -131,23 +158,23 @@ def _share(
 
 @kernel(parallel=True)
 def ffn(
-    tokens, num, records, gated, mark, down_mark, row_bytes, down_at, block_bytes, biases, scales, minima, rule,
+    h, tokens, num, records, gated, mark, down_mark, row_bytes, down_at, block_bytes, biases, scales, minima, rule,
     threshold, zs, x, counters, helpers,
 ):  # fmt: skip
     crew.clear(counters)
     for _ in prange(helpers):
         _share(
-            tokens, num, records, gated, mark, down_mark, row_bytes, down_at, block_bytes, biases, scales, minima,
+            h, tokens, num, records, gated, mark, down_mark, row_bytes, down_at, block_bytes, biases, scales, minima,
             rule, threshold, zs, x, counters,
         )  # fmt: skip
 
 
 @kernel(inner=True)
-def _product_share(tokens, num, matrix, mark, out, counters):
-    """One thread's share of a product: rows of the matrix [V, bytes] until none is left; out is [T, V]."""
+def product_share(tokens, num, matrix, mark, out, counters, stage):
+    """One thread's share of a product, rows of the matrix [V, bytes]; out is [T, V]. Returns when all is done."""
     width, num_rows = (num + 15) // 16 * 16, matrix.shape[0]
     unpacked, products = np.empty((NEURONS, width), np.float32), np.empty((NEURONS, _TOKENS), np.float32)
-    task = crew.take(counters, 0)
+    task = crew.take(counters, stage)
     while task * NEURONS < num_rows:
         first = task * NEURONS
         count = min(NEURONS, num_rows - first)
@@ -156,16 +183,19 @@ def _product_share(tokens, num, matrix, mark, out, counters):
             rows.unpack(mark, at, unpacked.ctypes.data + 4 * width * row, num)
         for group in range(tokens.shape[0]):
             products[:] = 0
-            inputs = tokens.ctypes.data + 4 * _TOKENS * num * group
+            inputs = tokens.ctypes.data + 4 * tokens.shape[1] * group
             _multiply(unpacked.ctypes.data, width, num, inputs, count, products.ctypes.data)
             for t in range(min(_TOKENS, out.shape[0] - group * _TOKENS)):
                 for row in range(count):
                     out[group * _TOKENS + t, first + row] = products[row, t]
-        task = crew.take(counters, 0)
+        crew.finish(counters, stage)
+        task = crew.take(counters, stage)
+    crew.wait(counters, stage, (num_rows + NEURONS - 1) // NEURONS)
 
 
 @kernel(parallel=True)
-def matmul(tokens, num, matrix, mark, out, counters, helpers):
+def matmul(x, tokens, matrix, mark, out, counters, helpers):
     crew.clear(counters)
     for _ in prange(helpers):
-        _product_share(tokens, num, matrix, mark, out, counters)
+        _group_share(x, tokens, counters, 1)
+        product_share(tokens, x.shape[1], matrix, mark, out, counters, 0)

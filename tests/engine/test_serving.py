@@ -113,7 +113,7 @@ def test_cancelling_stops_within_one_token(shared):
 
 
 def test_cancelling_stops_between_the_pieces_of_a_prompt(monkeypatch):
-    monkeypatch.setattr(host_prefill, "HOST_CHUNKS", (16, 64))
+    monkeypatch.setattr(host_prefill, "MOST_TOKENS", 64)
     ids = [5, 6, 7] * 66
     with tiny_engine(context_length=256) as engine:
         pieces: list[int] = []

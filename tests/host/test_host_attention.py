@@ -76,8 +76,10 @@ class Case:
         lengths |= {"bqkv": rows * config.qkv_bias, "bo": dim * config.out_bias}
         self.biases = {name: draw(length) for name, length in lengths.items() if length}
 
-    def host(self, positions: list[int], activations: str = "float32") -> tuple[np.ndarray, ...]:
-        """Return x, h, keys and values after the host's block."""
+    def host(
+        self, positions: list[int], activations: str = "float32", cache_rows: list[int] | None = None
+    ) -> tuple[np.ndarray, ...]:
+        """Return x, h, keys and values after the host's block; with ``cache_rows`` as tokens of prompts."""
         start = np.array(positions, np.int32)
         rotary = self.config.positions == "rotary"
         frequencies = rotary_frequencies(self.config) if rotary else np.empty(0, np.float32)
@@ -85,13 +87,16 @@ class Case:
         x, keys, values = self.x.copy(), self.keys.copy(), self.values.copy()
         matrices = {"wqkv": self.wqkv, "wo": self.wo}
         weights = AttentionWeights(norm=self.norm, ffn_norm=self.ffn_norm, **matrices, **self.biases)
-        runner = HostAttention(self.config, batch=len(positions), length=LENGTH, activations=activations)
-        cache_rows = np.arange(len(start), dtype=np.int32)
-        h = runner.front(weights, x, keys, values, cache_rows, start, np.cos(angle), np.sin(angle))
+        runner = HostAttention(
+            self.config, batch=min(8, len(positions)), length=LENGTH, activations=activations
+        )
+        run = runner.front if cache_rows is None else runner.prompt
+        rows = np.arange(len(start), dtype=np.int32) if cache_rows is None else np.array(cache_rows, np.int32)
+        h = run(weights, x, keys, values, rows, start, np.cos(angle), np.sin(angle))
         return x, h.copy(), keys, values
 
-    def flax(self, positions: list[int]) -> tuple[np.ndarray, ...]:
-        """Return the same of the Flax module with the same, unpacked weights."""
+    def flax(self, positions: list[int], count: int = 1) -> tuple[np.ndarray, ...]:
+        """Return the same of the Flax module with the same, unpacked weights, ``count`` tokens of each sequence."""
         module = Attention(self.config, rngs=nnx.Rngs(0))
         for name, bias in self.biases.items():
             if name != "ffn_norm_bias":
@@ -100,8 +105,9 @@ class Case:
         module.wqkv = nnx.Param(jnp.asarray(self.wqkv.dequantize()))
         module.wo = nnx.Param(jnp.asarray(self.wo.dequantize()))
         cache = KVCache(jnp.array(self.keys), jnp.array(self.values))
-        y, cache = module(jnp.asarray(self.x)[:, None], jnp.array(positions, jnp.int32), cache)
-        x = jnp.asarray(self.x) + y[:, 0]
+        inputs = jnp.asarray(self.x).reshape(len(positions), count, -1)
+        y, cache = module(inputs, jnp.array(positions, jnp.int32), cache)
+        x = jnp.asarray(self.x) + y.reshape(self.x.shape)
         before = jnp.asarray(self.x) if self.config.parallel_block else x
         shift = self.biases.get("ffn_norm_bias")
         shift = None if shift is None else jnp.asarray(shift)
@@ -171,6 +177,35 @@ def test_one_token_of_each_kind_of_block(rng: np.random.Generator, variant: str,
         assert got.dtype == np.float32 and relative_error(got, want) < TOLERANCE
     for got, want in zip(host[:2], exact, strict=True):
         assert relative_error(got, want) < TOLERANCE
+
+
+@pytest.mark.parametrize("start", [[0], [17], [LENGTH - 33], [3, 26, 0]])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_prompt_of_each_kind_of_block(rng: np.random.Generator, variant: str, start: list[int]) -> None:
+    """One token more than are multiplied together; and of several prompts, from other positions on."""
+    count = 33 if len(start) == 1 else 14
+    case = Case(rng, "f32", len(start), variant)
+    case.x = 1 + rng.normal(size=(len(start) * count, case.config.d_model)).astype(np.float32)
+    positions = [first + t for first in start for t in range(count)]
+    rows = [row for row in range(len(start)) for _ in range(count)]
+    host, flax = case.host(positions, cache_rows=rows), case.flax(start, count)
+    for got, want in zip(host, flax, strict=True):
+        assert got.dtype == np.float32 and relative_error(got, want) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["f32", pytest.param("q8_0", marks=pytest.mark.slow)])
+def test_a_prompt_gives_the_same_bits_in_any_pieces(rng: np.random.Generator, name: str) -> None:
+    case, count = Case(rng, name, 2), 40
+    x = case.x = 1 + rng.normal(size=(count, CONFIG.d_model)).astype(np.float32)
+    whole = case.host([*range(5, 5 + count)], cache_rows=[1] * count)
+    found = []
+    for first, last in ((0, 1), (1, 38), (38, count)):
+        case.x = x[first:last]
+        found.append(case.host([*range(5 + first, 5 + last)], cache_rows=[1] * (last - first)))
+        case.keys, case.values = found[-1][2:]
+    for place in (0, 1):
+        np.testing.assert_array_equal(np.concatenate([part[place] for part in found]), whole[place])
+    np.testing.assert_array_equal(case.keys, whole[2])
 
 
 @pytest.mark.slow
