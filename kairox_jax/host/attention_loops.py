@@ -12,7 +12,7 @@ from kairox_jax.host.crew import clear, finish, take, wait
 from kairox_jax.host.heads import attend
 from kairox_jax.host.loops import prepare, product_share
 
-ROWS_PER_CHUNK = 48
+ROWS_PER_CHUNK = 96
 
 
 @kernel(inner=True)

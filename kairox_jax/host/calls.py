@@ -10,11 +10,17 @@ from jaxtyping import Float
 from kairox_jax.config import HOST_ACTIVATIONS
 from kairox_jax.host import crew
 from kairox_jax.host.tiles import TOKENS
+from kairox_jax.quant.columns import BLOCK
 
 MAX_BATCH = 8
 # Less than this is read by the caller alone: waking sleeping workers takes as long.
 SERIAL_BYTES = 1 << 18
 COUNTERS = np.zeros(8 * crew.STAGE_BYTES // 8, np.int64)  # of the owner, as its scratch; of 7 stages at most
+
+# Neurons whose sum one thread makes. Beginning a sum and adding it to the others takes as long as a few neurons: few
+# sums are faster, several are needed to share them out. A chunk holds a block at least, and so many neurons that there
+# are FEW_CHUNKS of them, or if it would be larger than LARGE_CHUNK, MAX_CHUNKS.
+FEW_CHUNKS, LARGE_CHUNK, MAX_CHUNKS = 12, 128, 32
 
 _scratch: dict[str, np.ndarray] = {}
 
@@ -54,3 +60,9 @@ def checked(activations: str) -> str:
 def room_for(count: int, num: int) -> Float[np.ndarray, "groups floats"]:
     """Return the owner's scratch for a prompt's tokens of ``num`` floats in groups, as its loops read them."""
     return aligned("tokens", -(-count // TOKENS), num * TOKENS)
+
+
+def chunk_of(n: int) -> int:
+    """Return how many of n neurons are added up together: whole blocks, so that few share their scales' reads."""
+    wanted = max(min(LARGE_CHUNK, n // FEW_CHUNKS), n // MAX_CHUNKS)
+    return max(1, -(-wanted // BLOCK)) * BLOCK

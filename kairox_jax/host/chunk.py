@@ -20,6 +20,7 @@ _MARK_F32, _FIRST_COLUMN, _SIDE_BY_SIDE, _ALONE = (
 )
 _GROUP = len(rows.SIDE_BY_SIDE)
 _MAX_PENDING = columns.MAX_NEURONS
+_TOGETHER = 16  # neurons of several tokens: their records stay in the first cache
 _RAMP_SLOPE = np.float32(3)  # as models.rules.RAMP_SLOPE: a value counts in part up to 1.5 thresholds
 # Of records that are read one after the other, memory is asked so far ahead: a short one takes less time than it.
 FAR_BYTES = 4096
@@ -202,80 +203,82 @@ def batch_chunk(
 ):  # fmt: skip
     """Add up neurons ids[first:last] for several tokens into partial [width, at least D]; see ``token_chunk``.
 
-    Rows are read while the record is in cache. Columns that share scales wait until the block of neurons changes.
+    Some neurons at a time, which stay in cache: the rule works on the products of all of them with all tokens.
     """
     tokens = len(width)
     wide, listed, asked = np.empty(num, np.float32), np.empty(1, np.int64), np.empty(1, np.int64)
     base, record_bytes = records.ctypes.data, records.shape[1]
-    gates, ups = np.zeros(tokens, np.float32), np.empty(tokens, np.float32)
-    zs, fired = np.empty(tokens, np.float32), np.empty(tokens, np.uint8)
+    rows_of, places = np.empty(_TOGETHER, np.int64), np.empty(_TOGETHER, np.int64)  # of neurons that pass
+    gates, ups = np.zeros(_TOGETHER * tokens, np.float32), np.zeros(_TOGETHER * tokens, np.float32)
+    zs, fired = np.empty(_TOGETHER * tokens, np.float32), np.empty(_TOGETHER * tokens, np.uint8)
     pending, factors = np.empty(_MAX_PENDING, np.int64), np.zeros((_MAX_PENDING, tokens), np.float32)
-    count, block = 0, np.int64(-1)
+    count, block, any_passes = 0, np.int64(-1), True
     partial[:] = 0
-    passed = True
     far = max(1, FAR_BYTES // record_bytes)  # records
-    for k in range(first, last):
-        neuron = np.int64(ids[k])
-        row = base + neuron * record_bytes
-        further = base + np.int64(ids[min(k + far, last - 1)]) * record_bytes
-        listed[0], any_passes = row, False
-        if gated:
-            # What is read after the gate row is guessed from the neuron before.
-            asked[0] = row + row_bytes if passed and far == 1 else further
+    for begin in range(first, last, _TOGETHER):
+        passed = 0
+        for k in range(begin, min(begin + _TOGETHER, last)):
+            neuron, place = np.int64(ids[k]), passed * tokens
+            row = base + neuron * record_bytes
+            rows_of[passed], places[passed] = row, k
+            if not gated:
+                passed += 1
+                continue
+            # What is read after a long gate row is guessed from the neuron before.
+            further = base + np.int64(ids[min(k + far, last - 1)]) * record_bytes
+            listed[0], asked[0] = row, row + row_bytes if any_passes and far == 1 else further
             rows.dots(
-                mark,
-                width,
-                _ALONE,
-                listed.ctypes.data,
-                asked.ctypes.data,
-                x.ctypes.data,
-                num,
-                gates.ctypes.data,
-            )
-            for b in range(batch):
-                if biases.shape[0] > 0:
-                    gates[b] += biases[neuron, 0]
-                any_passes |= _passes(rule, threshold, gates[b])
-            listed[0] += row_bytes
-            passed = any_passes
+                mark, width, _ALONE, listed.ctypes.data, asked.ctypes.data, x.ctypes.data, num,
+                gates.ctypes.data + 4 * place,
+            )  # fmt: skip
+            any_passes = rule == _SILU
+            if biases.shape[0] > 0:
+                for b in range(tokens):
+                    gates[place + b] += biases[neuron, 0]
             if not any_passes:
                 for b in range(batch):
-                    active[b, k] = 0
+                    any_passes |= _passes(rule, threshold, gates[place + b])
+            if any_passes:
+                passed += 1
                 continue
-        asked[0] = listed[0] + row_bytes if far == 1 else further + (listed[0] - row)
-        rows.dots(
-            mark, width, _ALONE, listed.ctypes.data, asked.ctypes.data, x.ctypes.data, num, ups.ctypes.data
-        )
-        if biases.shape[0] > 0:
             for b in range(batch):
-                ups[b] += biases[neuron, biases.shape[1] - 1]
-        activate(rule, threshold, gated, gates, ups, zs, fired)
-        any_passes = False
-        for b in range(batch):
-            active[b, k] = fired[b]
-            any_passes |= fired[b] != 0
-        if not any_passes:
-            continue
-        listed[0] += row_bytes
-        if len(down_mark) >= _FIRST_COLUMN:
-            if count > 0 and (neuron >> 5 != block or count == _MAX_PENDING):
-                _add_pending(down_mark, width, pending, factors, count, block, scales, minima, partial)
-                count = 0
-            block = neuron >> 5
-            pending[count] = listed[0]
-            if far > 1:  # so that a short column is there when its block is complete
-                rows.ask(listed[0], record_bytes - (listed[0] - row))
+                active[b, k] = 0
+        for n in range(passed):
+            listed[0] = rows_of[n] + (row_bytes if gated else 0)
+            asked[0] = listed[0] + row_bytes
+            rows.dots(
+                mark, width, _ALONE, listed.ctypes.data, asked.ctypes.data, x.ctypes.data, num,
+                ups.ctypes.data + 4 * n * tokens,
+            )  # fmt: skip
+            if biases.shape[0] > 0:
+                for b in range(tokens):
+                    ups[n * tokens + b] += biases[ids[places[n]], biases.shape[1] - 1]
+        some = passed * tokens
+        activate(rule, threshold, gated, gates[:some], ups[:some], zs[:some], fired[:some])
+        for n in range(passed):
+            k, any_fires = places[n], False
             for b in range(batch):
-                factors[count, b] = zs[b]
-            count += 1
-            continue
-        rows.unpack(down_mark, listed[0], wide.ctypes.data, num)
-        listed[0] = wide.ctypes.data
-        for b in range(batch):
-            if active[b, k]:
-                rows.axpy(
-                    _MARK_F32, _ALONE, listed.ctypes.data, listed.ctypes.data, zs.ctypes.data + 4 * b,
-                    partial.ctypes.data + 4 * b * partial.shape[1], num,
-                )  # fmt: skip
+                active[b, k] = fired[n * tokens + b]
+                any_fires |= fired[n * tokens + b] != 0
+            if not any_fires:
+                continue
+            neuron, row = np.int64(ids[k]), rows_of[n] + (2 if gated else 1) * row_bytes
+            if len(down_mark) >= _FIRST_COLUMN:
+                if count > 0 and (neuron >> 5 != block or count == _MAX_PENDING):
+                    _add_pending(down_mark, width, pending, factors, count, block, scales, minima, partial)
+                    count = 0
+                block, pending[count] = neuron >> 5, row
+                for b in range(batch):
+                    factors[count, b] = zs[n * tokens + b]
+                count += 1
+                continue
+            rows.unpack(down_mark, row, wide.ctypes.data, num)
+            listed[0] = wide.ctypes.data
+            for b in range(batch):
+                if fired[n * tokens + b]:
+                    rows.axpy(
+                        _MARK_F32, _ALONE, listed.ctypes.data, listed.ctypes.data,
+                        zs.ctypes.data + 4 * (n * tokens + b), partial.ctypes.data + 4 * b * partial.shape[1], num,
+                    )  # fmt: skip
     if count > 0:
         _add_pending(down_mark, width, pending, factors, count, block, scales, minima, partial)

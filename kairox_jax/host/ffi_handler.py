@@ -21,6 +21,7 @@ from numba import set_num_threads, types
 from numba.extending import intrinsic
 
 from kairox_jax.host import crew, loops, rows, threads
+from kairox_jax.host.calls import chunk_of
 from kairox_jax.host.compile import kernel
 
 TARGET = "kairox_host_ffn"
@@ -41,8 +42,8 @@ KNOWN_MINORS = (3, 4, 5)  # of the FFI's version 0
     THREADS,
 ) = range(12)
 COLUMNS = 12
-_MIN_CHUNK, _MAX_CHUNKS = 32, 32  # as kernels.residual_ffn cuts the neurons: the same sums, the same bits
 
+_chunk_of: Any = kernel(inner=True)(chunk_of)
 Address = types.uint64
 Word = Address  # of the frame
 
@@ -154,8 +155,7 @@ def _run(frame, mark, width, down_mark):
     scales = carray(_halves_at(Address(row[SCALES])), (row[GROUPS], padded))
     minima = carray(_halves_at(Address(row[MINIMA])), (row[GROUPS] if row[MINIMA] else 0, padded))
     active[:] = 0
-    blocks = ((n + _MAX_CHUNKS - 1) // _MAX_CHUNKS + 31) // 32
-    chunk = max(_MIN_CHUNK, 32 * blocks)
+    chunk = _chunk_of(n)
     slots = np.empty((n + chunk - 1) // chunk, np.int64)
     partials = np.empty((row[THREADS] * slots.shape[0], len(width), padded), np.float32)
     inputs = np.empty(padded * len(width), np.float32)

@@ -10,15 +10,21 @@ import numpy as np
 from jaxtyping import Float, Int32, UInt8
 
 from kairox_jax.host import decode, loops, prompt, rows, threads
-from kairox_jax.host.calls import COUNTERS, MAX_BATCH, SERIAL_BYTES, aligned, check_floats, checked, room_for
+from kairox_jax.host.calls import (
+    COUNTERS,
+    MAX_BATCH,
+    SERIAL_BYTES,
+    aligned,
+    check_floats,
+    checked,
+    chunk_of,
+    room_for,
+)
 from kairox_jax.host.rules import GATED_ONLY, Rule
 from kairox_jax.host.tiles import TOKENS
 from kairox_jax.quant.columns import BLOCK, COLUMN_FORMATS, SharedScales, padded_columns
 from kairox_jax.quant.records import RecordLayout
 
-# Neurons whose sum one thread makes; with at most MAX_CHUNKS sums, adding them is little beside the reading.
-MIN_CHUNK = 32
-MAX_CHUNKS = 32
 _NO_TABLE = np.empty((0, 0), np.uint16)
 _NO_TABLE.flags.writeable = False
 
@@ -188,11 +194,6 @@ def residual_ffn(
         records, biases, rule, threshold, num=x.shape[1], layout=layout, scales=scales, activations=activations
     )  # fmt: skip
     ffn(x, ids, n, out, active, num_threads=num_threads)
-
-
-def chunk_of(n: int) -> int:
-    """Return how many of n neurons are added up together: whole blocks, so that few share their scales' reads."""
-    return max(MIN_CHUNK, -(-n // MAX_CHUNKS // BLOCK) * BLOCK)
 
 
 def _scale_tables(
