@@ -119,6 +119,18 @@ def test_statistics_record_is_complete_and_consistent(exact: Engine) -> None:
     assert (record["mode"], record["policy"], record["finish_reason"]) == ("exact", "guide", "length")
 
 
+def test_dense_by_host_kernels_has_no_slots_in_plan_and_statistics(engines: dict[str, Engine]) -> None:
+    dense = engines["dense"]
+    record = dense.generate(PROMPT, GREEDY).to_json()
+    assert (
+        dense.plan.slots_per_layer
+        == record["budget"]["slots"]
+        == sum(record["placement"]["slots_per_layer"])
+        == 0
+    )
+    assert f"dense: all {NUM_NEURONS} neurons a layer, by host kernels" in dense.describe()
+
+
 def test_replay_13_the_placement_is_in_the_log_and_in_the_statistics(exact: Engine) -> None:
     assert "48 of 160 neurons a layer in float32 device slots" in exact.describe()
     assert "policy guide" in exact.describe() and "host" in exact.describe()
