@@ -330,6 +330,21 @@ def test_a_misspelled_variable_is_told(capsys, monkeypatch):
     assert "nothing reads the variable KAIROX_VRAM_BUGET: did you mean KAIROX_VRAM_BUDGET?" in err
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NO_ANB", "ANB_ENABLE=0"),
+        ("NO_ANB_ENABLE", "ANB_ENABLE=0"),
+        ("N_PREDICT", "MAX_TOKENS"),
+        ("TEMP", "TEMPERATURE"),
+    ],
+)
+def test_a_variable_named_after_a_flag_is_told_the_flags_own(capsys, monkeypatch, name, meant):
+    monkeypatch.setenv(f"KAIROX_{name}", "1")
+    err = generate(capsys, "-p", "hi")[2]
+    assert f"nothing reads the variable KAIROX_{name}: did you mean KAIROX_{meant}?\n" in err
+
+
 def test_warnings_and_log_lines_are_one_line():
     script = """
 import logging, warnings, cli_fake, kairox_jax.cli
