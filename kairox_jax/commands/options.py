@@ -8,6 +8,7 @@ from kairox_jax.commands.flags import Flag, UsageError, number, positive_number,
 from kairox_jax.config import (
     GUIDE_SETTINGS,
     HOST_ACTIVATIONS,
+    LEAST_CONTEXT,
     MODES,
     SLOT_FORMATS,
     GenerationConfig,
@@ -31,6 +32,14 @@ def _one_of_slot_formats(text: str) -> str:
     return text
 
 
+def _context(text: str) -> int:
+    if (value := whole_number(text)) < LEAST_CONTEXT:
+        raise ValueError(
+            f"{text!r} holds no prompt and answer: give at least {LEAST_CONTEXT} tokens, one for each"
+        )
+    return value
+
+
 def _link(text: str) -> str:
     parse_link(text)
     return text
@@ -48,7 +57,7 @@ MODEL = (
         dest="ctx_size",
         names=("-c", "--ctx-size"),
         metavar="N",
-        convert=positive_number,
+        convert=_context,
         help="tokens of prompt and answer together; the model's own, at most 2048, where not given",
     ),
     Flag(

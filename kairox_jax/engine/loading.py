@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from kairox_jax.balancing import POLICIES, Policy, make_policy
-from kairox_jax.config import GUIDE_SETTINGS, ModelConfig, PlacementConfig
+from kairox_jax.config import GUIDE_SETTINGS, LEAST_CONTEXT, ModelConfig, PlacementConfig
 from kairox_jax.engine.needs import estimate_needs
 from kairox_jax.host.callback import check_backend
 from kairox_jax.models import check_mode
@@ -44,13 +44,14 @@ def resolve_context(config: ModelConfig, context_length: int | None) -> int:
     """Return the context in tokens: what was asked for, or the model's, at most ``DEFAULT_CONTEXT``.
 
     Raises:
-        ValueError: longer than the model was made for, or not positive.
+        ValueError: longer than the model was made for, or without room for a prompt and an answer.
     """
     if context_length is None:
         return min(config.context_length, DEFAULT_CONTEXT)
-    if not 0 < context_length <= config.context_length:
+    if not LEAST_CONTEXT <= context_length <= config.context_length:
         raise ValueError(
-            f"--ctx-size {context_length}: this model takes 1 to {config.context_length} tokens; choose in that range"
+            f"--ctx-size {context_length}: this model takes {LEAST_CONTEXT} to {config.context_length} tokens of "
+            "prompt and answer together; choose in that range"
         )
     return context_length
 

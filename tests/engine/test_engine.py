@@ -26,7 +26,7 @@ from tiny_model import (
 
 from kairox_jax.config import HOST_ACTIVATIONS, GenerationConfig, PlacementConfig
 from kairox_jax.engine import Engine, GenerationResult, opening
-from kairox_jax.io import open_checkpoint
+from kairox_jax.io import Checkpoint, open_checkpoint
 from kairox_jax.io.convert import Conversion, convert
 from kairox_jax.io.trace import read_trace
 
@@ -380,10 +380,18 @@ def test_unknown_mode_and_policy_are_refused() -> None:
             pass
 
 
-@pytest.mark.parametrize("context", [0, -1, 257])
-def test_a_context_that_the_model_does_not_take_is_refused(context: int) -> None:
-    with pytest.raises(ValueError, match="--ctx-size.*1 to 256"), tiny_engine(context_length=context):
+@pytest.mark.parametrize("context", [0, -1, 1, 257])
+def test_a_context_that_the_model_does_not_take_is_refused(
+    context: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checkpoint, "tensor", lambda *args: pytest.fail("a weight was read"))
+    with pytest.raises(ValueError, match="--ctx-size.*2 to 256"), tiny_engine(context_length=context):
         pass
+
+
+def test_the_least_context_has_room_for_one_token_of_prompt_and_answer() -> None:
+    with tiny_engine(context_length=2) as engine:
+        assert len(engine.generate(PROMPT[:1], GREEDY).token_ids) == 1
 
 
 def test_placement_settings_without_effect_fail_in_dense_mode() -> None:

@@ -55,12 +55,12 @@ def test_context_is_the_models_but_at_most_the_default(tiny: Checkpoint) -> None
     assert resolve_context(tiny.config, None) == 256
     assert resolve_context(replace(tiny.config, context_length=10**6), None) == DEFAULT_CONTEXT
     assert resolve_context(replace(tiny.config, context_length=10**6), 10**6) == 10**6
-    assert [resolve_context(tiny.config, n) for n in (1, 256)] == [1, 256]
+    assert [resolve_context(tiny.config, n) for n in (2, 256)] == [2, 256]
 
 
-@pytest.mark.parametrize("context", [0, -1, 257])
+@pytest.mark.parametrize("context", [0, -1, 1, 257])
 def test_context_out_of_range_is_refused(tiny: Checkpoint, context: int) -> None:
-    with pytest.raises(ValueError, match=f"--ctx-size {context}: this model takes 1 to 256"):
+    with pytest.raises(ValueError, match=f"--ctx-size {context}: this model takes 2 to 256"):
         resolve_context(tiny.config, context)
 
 
