@@ -346,6 +346,12 @@ def test_a_variable_named_after_a_flag_is_told_the_flags_own(capsys, monkeypatch
     assert f"nothing reads the variable KAIROX_{name}: did you mean KAIROX_{meant}?\n" in err
 
 
+def test_a_variable_of_any_other_command_is_known(capsys, monkeypatch):
+    for name in ("HARDWARE", "CAPACITY", "MAX_LOSS", "PORT"):
+        monkeypatch.setenv(f"KAIROX_{name}", "1")
+    assert "nothing reads" not in generate(capsys, "-p", "hi")[2]
+
+
 def test_warnings_and_log_lines_are_one_line():
     script = """
 import logging, warnings, cli_fake, kairox_jax.cli
