@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kairox_jax.config import ModelConfig
+from kairox_jax.engine.host_prefill import MOST_TOKENS
 from kairox_jax.engine.prefill import CHUNKS
 from kairox_jax.engine.programs import cache_length
 from kairox_jax.host import host_formats
@@ -56,6 +57,28 @@ def _saved_bytes(source: RowSource, names: Sequence[str], num_rows: int, num_ele
     return num_rows * (num_elems * FLOAT_BYTES - FORMATS[kept].row_bytes(num_elems))
 
 
+def _host_activations(config: ModelConfig, parallel: int) -> int:
+    """Return the bytes of the host's scratch for a piece of prompt, and of a step's logits."""
+    dim, out = config.d_model, config.num_heads * config.head_dim
+    qkv = out + 2 * config.num_kv_heads * config.head_dim
+    # Residual stream, norm, attention's result; products of q, k and v, mixed heads, angles; inputs; values.
+    floats = 3 * dim + qkv + out + config.head_dim + max(dim, out) + config.num_neurons
+    return (MOST_TOKENS * floats + parallel * config.vocab_size) * FLOAT_BYTES
+
+
+def _device_activations(
+    config: ModelConfig, layouts: Sequence[RecordLayout], length: int, bias_bytes: int
+) -> int:
+    """Return the bytes of a piece of prompt on the device, and of what is streamed there for it."""
+    record_bytes = max(layout.record_bytes for layout in layouts)
+    # Packed records of two layers, and one of them unpacked; the prefill's biases stay, of all layers.
+    unpacked = max(slot_bytes(layout, "float32") for layout in layouts)
+    streamed = config.num_neurons * (STREAMED_LAYERS * record_bytes + unpacked)
+    streamed += config.num_layers * config.num_neurons * bias_bytes
+    wide = max(3 * config.num_neurons, 4 * config.d_model, config.num_heads * length)
+    return streamed + CHUNKS[-1] * wide * FLOAT_BYTES
+
+
 def estimate_needs(
     config: ModelConfig,
     layouts: Sequence[RecordLayout],
@@ -84,18 +107,15 @@ def estimate_needs(
         host_dense_bytes: of the dense part where host kernels run it, whose prefill streams no layer; None where
             the device runs it, in float32.
     """
-    length, chunk = cache_length(context_length), CHUNKS[-1]
+    length = cache_length(context_length)
     positions = config.num_layers * length * config.num_kv_heads * config.head_dim
     record_bytes = max(layout.record_bytes for layout in layouts)
     bias_bytes = (len(layouts[0].formats) - 1) * FLOAT_BYTES * config.ffn_bias
-    streamed, dense_bytes = 0, host_dense_bytes
-    if dense_bytes is None:
-        # Packed records of two layers, and one of them unpacked; the prefill's biases stay, of all layers.
-        unpacked = max(slot_bytes(layout, "float32") for layout in layouts)
-        streamed = config.num_neurons * (STREAMED_LAYERS * record_bytes + unpacked)
-        streamed += config.num_layers * config.num_neurons * bias_bytes
+    if host_dense_bytes is None:
         dense_bytes = dense_weight_count(config) * FLOAT_BYTES
-    wide = max(3 * config.num_neurons, 4 * config.d_model, config.num_heads * length)
+        activations = _device_activations(config, layouts, length, bias_bytes)
+    else:
+        dense_bytes, activations = host_dense_bytes, _host_activations(config, parallel)
     tables = sum(scales_bytes(layout.formats[-1], config.d_model, config.num_neurons) for layout in layouts)
     return Needs(
         dense_bytes=dense_bytes + tables,
@@ -103,7 +123,7 @@ def estimate_needs(
         if on_accelerator
         else 0,  # on a CPU device the host's kernels read them
         cache_bytes=2 * parallel * positions * FLOAT_BYTES,
-        workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * record_bytes,
+        workspace_bytes=activations + 4 * max_moves * record_bytes,
         runtime_bytes=RUNTIME_BYTES if on_accelerator else 0,
         slot_bytes=-(-sum(slot_bytes(layout, slot_format) for layout in layouts) // len(layouts))
         + bias_bytes,

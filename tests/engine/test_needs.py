@@ -1,15 +1,17 @@
 """Bytes of a model's parts: those of the arrays that the engine keeps, though no weight is read for the estimate."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import MODELS, TINY
+from tiny_model import GREEDY, MODELS, TINY, tiny_engine
 
 from kairox_jax.engine.host_dense import HostDense
+from kairox_jax.engine.host_prefill import MOST_TOKENS
 from kairox_jax.engine.needs import dense_weight_count, host_dense_bytes
+from kairox_jax.host import calls
 from kairox_jax.io import Checkpoint, open_checkpoint
 from kairox_jax.io.convert import Conversion, convert
 from kairox_jax.quant import PackedRows
@@ -70,3 +72,16 @@ def test_packed_rows_are_counted_as_they_are(quantize: str, tmp_path: Path) -> N
     bytes_of = [host_dense_bytes(source) for source in (checkpoint, mixed)]
     assert bytes_of == [kept_bytes(HostDense(s, batch=1, context_length=64)) for s in (checkpoint, mixed)]
     assert bytes_of[0] < bytes_of[1] < 4 * dense_weight_count(checkpoint.config)
+
+
+@pytest.mark.parametrize("name", ["relu-llama", "opt"])
+def test_the_hosts_workspace_is_what_a_prompt_uses(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a whole piece of 256 tokens; what grows with the threads is small and not counted."""
+    monkeypatch.setattr(calls, "_scratch", {})
+    with tiny_engine(MODELS / name, mode="dense", context_length=256, max_moves=1) as engine:
+        engine.generate([7] * (MOST_TOKENS - 1), replace(GREEDY, max_tokens=1))
+        config, planned = engine.config, engine.plan.needs.workspace_bytes
+    names = ("tokens", "h", "attended", "qkv", "mixed", "values")
+    used = sum(calls._scratch[name].nbytes for name in names)
+    used += 4 * (MOST_TOKENS * (config.d_model + config.head_dim) + config.vocab_size)
+    assert 0.95 * planned < used < 1.05 * planned
