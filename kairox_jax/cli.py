@@ -102,13 +102,16 @@ def _dispatch(argv: list[str], engine_api: Any | None) -> int:
     if args.command is None:
         reject_unknown(extra, (), "kairox")
     reject_unknown(extra, args.flags, f"kairox {args.command}")
-    for sentence in misspelled_variables(os.environ, _all_flags(parser)):
+    flags = _all_flags(parser)
+    if misspelled_variables(os.environ, flags):
+        flags += laboratory.all_flags()  # takes 0.4 s, and most environments hold nothing unknown
+    for sentence in misspelled_variables(os.environ, flags):
         logging.getLogger("kairox").warning(sentence)
     return args.run(resolve(args, os.environ), engine_api)
 
 
 def _all_flags(parser: Parser) -> list[Flag]:
-    """Return the flags of every subcommand."""
+    """Return the flags of every subcommand, of the simulator's only the chosen one's."""
     choices = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
     return [flag for parsers in choices for each in parsers.values() for flag in each.get_default("flags")]
 

@@ -23,6 +23,7 @@ HOST_CALLBACKS = ("split", "pure", "buffer", "ffi")
 HOST_ACTIVATIONS = ("float32", "int8")
 MAX_PENALTY, MAX_BIAS, MAX_LOGPROBS = 2, 100, 20  # as OpenAI's API has them
 MAX_PARALLEL = 8  # sequences of a step: what the host's kernels take
+LEAST_CONTEXT = 2  # positions of a sequence: a token of the prompt and one of the answer
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -70,7 +70,7 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
     words = (
         "-m other.gguf -n 7 -c 99 -t 3 --temperature 0.5 --top-k 9 --top-p 0.8 --min-p 0.1 --seed 42".split()
     )
-    words += "--stop A --stop B --ignore-eos --mode exact --policy static --vram-budget 6GiB".split()
+    words += "--stop A --stop B --ignore-eos --mode exact --policy guide --vram-budget 6GiB".split()
     words += "--sparsity folder --predictors forecasts --slot-format packed --emulated-link 1GB/s,5us".split()
     words += "--gpu-cache-neurons 5 --tam-beta 0.7 --tam-threshold 0.6 --tam-evict 0.2 --no-anb".split()
     words += "--host-callback ffi".split()
@@ -90,7 +90,7 @@ def test_every_flag_reaches_the_engine(capsys, tmp_path):
     assert vars(placement) | {"max_moves": None} == {
         "vram_budget_bytes": 6 * 2**30,
         "gpu_cache_neurons": 5,
-        "policy": "static",
+        "policy": "guide",
         "slot_format": "packed",
         "tam_beta": 0.7,
         "tam_threshold": 0.6,
@@ -165,6 +165,44 @@ def test_a_flag_of_guide_chooses_it(capsys, monkeypatch):
     assert chosen() == "guide"
 
 
+@pytest.mark.parametrize(
+    ("words", "variable", "message"),
+    [
+        (
+            "--policy static --tam-beta 0.9",
+            None,
+            "--tam-beta has no effect with --policy static: leave it out",
+        ),
+        (
+            "--policy static --tam-beta 0.5",
+            None,
+            "--tam-beta has no effect with --policy static: leave it out",
+        ),
+        ("--policy lru --anb-enable", None, "--anb-enable has no effect with --policy lru"),
+        ("--policy lru --no-anb", None, "--no-anb has no effect with --policy lru"),
+        ("--policy split", "TAM_EVICT=0.08", "KAIROX_TAM_EVICT has no effect with --policy split"),
+        ("--tam-beta 0.9", "POLICY=split", "--tam-beta has no effect with --policy split"),
+        ("--mode dense --tam-beta 0.9 --no-anb", None, "no effect with --mode dense: --tam-beta, --no-anb;"),
+        ("--mode dense --policy guide --anb-enable", None, "no effect with --mode dense: --anb-enable;"),
+        ("--policy best --tam-beta 0.9", None, "policy 'best' is unknown: choose one of"),
+    ],
+)
+def test_a_flag_of_guide_is_refused_beside_another_policy_at_any_value(
+    capsys, monkeypatch, words, variable, message
+):
+    if variable:
+        name, value = variable.split("=")
+        monkeypatch.setenv(f"KAIROX_{name}", value)
+    status, _, err, api = generate(capsys, "-p", "a", *words.split())
+    assert status == 2 and message in err and err.count("\n") == 1 and not api.opened
+
+
+def test_a_flag_of_guide_stands_beside_its_name(capsys):
+    words = "--policy guide --tam-beta 0.9 --no-anb".split()
+    placement = generate(capsys, "-p", "a", *words)[3].opened[0][1]["placement"]
+    assert (placement.policy_name, placement.anb_enable) == ("guide", False)
+
+
 def test_an_empty_path_is_refused(capsys):
     for flag, kind in (("--sparsity", "folder"), ("--trace-out", "file")):
         status, _, err, _ = generate(capsys, "-p", "hi", flag, "")
@@ -202,7 +240,8 @@ def test_prompt_sources(capsys, monkeypatch, tmp_path):
         (["-p", "a", "--top-k", "many"], "--top-k: 'many' is not a whole number"),
         (["-p", "a", "-n", "-1"], "max_tokens -1 must not be negative"),
         (["-p", "a", "--threads", "0"], "-t/--threads: '0' must be 1 or more"),
-        (["-p", "a", "-c", "0"], "-c/--ctx-size: '0' must be 1 or more"),
+        (["-p", "a", "-c", "0"], "-c/--ctx-size: '0' holds no prompt and answer: give at least 2 tokens"),
+        (["-p", "a", "-c", "1"], "-c/--ctx-size: '1' holds no prompt and answer: give at least 2 tokens"),
         (["-p", "a", "--stop", ""], "none of them empty"),
         (["-p", "a", "--mode", "fast"], "'fast' is not one of dense, exact"),
         (["-p", "a", "--vram-budget", "0"], "--vram-budget: size '0' is zero"),
@@ -290,6 +329,27 @@ def test_a_misspelled_variable_is_told(capsys, monkeypatch):
     monkeypatch.setenv("KAIROX_VRAM_BUGET", "1GB")
     err = generate(capsys, "-p", "hi")[2]
     assert "nothing reads the variable KAIROX_VRAM_BUGET: did you mean KAIROX_VRAM_BUDGET?" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NO_ANB", "ANB_ENABLE=0"),
+        ("NO_ANB_ENABLE", "ANB_ENABLE=0"),
+        ("N_PREDICT", "MAX_TOKENS"),
+        ("TEMP", "TEMPERATURE"),
+    ],
+)
+def test_a_variable_named_after_a_flag_is_told_the_flags_own(capsys, monkeypatch, name, meant):
+    monkeypatch.setenv(f"KAIROX_{name}", "1")
+    err = generate(capsys, "-p", "hi")[2]
+    assert f"nothing reads the variable KAIROX_{name}: did you mean KAIROX_{meant}?\n" in err
+
+
+def test_a_variable_of_any_other_command_is_known(capsys, monkeypatch):
+    for name in ("HARDWARE", "CAPACITY", "MAX_LOSS", "PORT"):
+        monkeypatch.setenv(f"KAIROX_{name}", "1")
+    assert "nothing reads" not in generate(capsys, "-p", "hi")[2]
 
 
 def test_warnings_and_log_lines_are_one_line():

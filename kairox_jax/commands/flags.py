@@ -139,12 +139,20 @@ def reject_unknown(extra: Sequence[str], flags: Sequence[Flag], prog: str) -> No
 
 
 def misspelled_variables(environ: Mapping[str, str], flags: Sequence[Flag]) -> list[str]:
-    """Return a sentence for each ``KAIROX_*`` variable that nothing reads."""
+    """Return a sentence for each ``KAIROX_*`` variable that nothing reads.
+
+    One that is named after a flag, such as KAIROX_TEMP or KAIROX_NO_ANB, is told that flag's own variable.
+    """
     known = {*OWN_VARIABLES, *(flag.variable for flag in flags)}
+    long = [(name, flag) for flag in flags for name in flag.names if name.startswith("--")]
+    as_flags = {_as_variable(name): flag.variable for name, flag in long}
+    for flag in flags:
+        for name in (*flag.off_names, f"--no-{flag.dest}") if flag.off_names else ():
+            as_flags[_as_variable(name)] = f"{flag.variable}=0"
     found = []
     for name in sorted(set(environ) - known):
         if name.startswith("KAIROX_"):
-            near = get_close_matches(name, known, n=1)
+            near = [as_flags[name]] if name in as_flags else get_close_matches(name, known, n=1)
             hint = (
                 f"did you mean {near[0]}?" if near else "'kairox COMMAND --help' shows each flag's variable"
             )
@@ -185,6 +193,11 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
     group.add_argument(*flag.names, action="store_true", help=about, **shared)
     if flag.off_names:
         group.add_argument(*flag.off_names, action="store_false", help=f"turn {flag.names[-1]} off", **shared)
+
+
+def _as_variable(name: str) -> str:
+    """Return the variable that somebody would expect of a flag who only knows its name."""
+    return "KAIROX_" + name.lstrip("-").replace("-", "_").upper()
 
 
 def _default_text(flag: Flag) -> str:

@@ -24,9 +24,18 @@ def add_to(subparsers: Any, chosen: str | None) -> None:
         flags: dict[str, tuple[Flag, ...]] = {}
         if name == chosen:
             parser.add_argument("traces", nargs="+", metavar="TRACE", help="trace files (.npz) of one model")
-            flags = import_module(f"kairox_jax.commands.{name}").FLAGS
+            flags = _flags(name)
         add_flags(parser, {**flags, "output": FLAGS})
         parser.set_defaults(run=run)
+
+
+def all_flags() -> list[Flag]:
+    """Return the flags of both; loads the simulator."""
+    return [flag for name in COMMANDS for flags in _flags(name).values() for flag in flags]
+
+
+def _flags(name: str) -> dict[str, tuple[Flag, ...]]:
+    return import_module(f"kairox_jax.commands.{name}").FLAGS
 
 
 def run(args: argparse.Namespace, engine_api: Any | None = None) -> int:

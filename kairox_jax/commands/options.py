@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from kairox_jax.commands.flags import Flag, number, positive_number, whole_number
+from kairox_jax.commands.flags import Flag, UsageError, number, positive_number, whole_number
 from kairox_jax.config import (
     GUIDE_SETTINGS,
     HOST_ACTIVATIONS,
+    LEAST_CONTEXT,
     MODES,
     SLOT_FORMATS,
     GenerationConfig,
@@ -31,6 +32,14 @@ def _one_of_slot_formats(text: str) -> str:
     return text
 
 
+def _context(text: str) -> int:
+    if (value := whole_number(text)) < LEAST_CONTEXT:
+        raise ValueError(
+            f"{text!r} holds no prompt and answer: give at least {LEAST_CONTEXT} tokens, one for each"
+        )
+    return value
+
+
 def _link(text: str) -> str:
     parse_link(text)
     return text
@@ -48,7 +57,7 @@ MODEL = (
         dest="ctx_size",
         names=("-c", "--ctx-size"),
         metavar="N",
-        convert=positive_number,
+        convert=_context,
         help="tokens of prompt and answer together; the model's own, at most 2048, where not given",
     ),
     Flag(
@@ -235,9 +244,22 @@ def max_tokens_flag(default: int) -> Flag:
 
 
 def placement_config(args: argparse.Namespace) -> PlacementConfig:
-    """Make the placement's config from resolved flags; a flag that only guide reads chooses it."""
-    moves = args.policy == "auto" and args.mode != "dense"
-    meant = moves and not args.chosen.isdisjoint(GUIDE_SETTINGS)
+    """Make the placement's config from resolved flags; a flag that only guide reads chooses it.
+
+    Raises:
+        UsageError: such a flag, at whatever value, beside another policy's name or mode dense.
+        ValueError: a value out of its range.
+    """
+    meant = _chosen_of_guide(args)
+    if meant and args.mode == "dense":
+        raise UsageError(
+            f"no effect with --mode dense: {', '.join(meant)}; leave it out, or use --mode exact"
+        )
+    if meant and args.policy not in ("auto", "guide"):
+        from kairox_jax.balancing import make_policy
+
+        make_policy(args.policy)  # says so where the name is unknown
+        raise UsageError(f"{meant[0]} has no effect with --policy {args.policy}: leave it out, or use guide")
     return PlacementConfig(
         vram_budget_bytes=args.vram_budget,
         gpu_cache_neurons=args.gpu_cache_neurons,
@@ -251,6 +273,20 @@ def placement_config(args: argparse.Namespace) -> PlacementConfig:
         host_callback=args.host_callback,
         host_activations=args.host_activations,
     )
+
+
+def _chosen_of_guide(args: argparse.Namespace) -> list[str]:
+    """Return what was given, as flags or variables, of the settings that only guide reads, as it was written."""
+    flags = {flag.dest: flag for flag in PLACEMENT}
+    written = []
+    for name in GUIDE_SETTINGS:
+        flag = flags[name]
+        if name in args.given:
+            off = flag.off_names and not getattr(args, name)
+            written.append(flag.off_names[0] if off else flag.names[-1])
+        elif name in args.chosen:
+            written.append(flag.variable)
+    return written
 
 
 def generation_config(args: argparse.Namespace, *, ignore_eos: bool = False) -> GenerationConfig:

@@ -33,8 +33,9 @@ class Engine:
 
     Args:
         model: a registered name, a local path, or a Hugging Face repository.
-        mode: "dense" (every neuron, on the device), "exact" (residents on the device, the active rest on the host),
-            or "predicted" (of both only what predictors forecast; the result changes with what they miss).
+        mode: "dense" (every neuron, on the device; by host kernels where that is the CPU), "exact" (residents on the
+            device, the active rest on the host), or "predicted" (of both only what predictors
+            forecast; the result changes with what they miss).
         placement: memory budget and policy.
         context_length: positions of a sequence; None takes the model's, at most 2048.
         threads: host threads; None takes the physical cores.

@@ -11,19 +11,15 @@ import numpy as np
 from jaxtyping import Float
 
 from kairox_jax.balancing import POLICIES, Policy, make_policy
-from kairox_jax.config import GUIDE_SETTINGS, ModelConfig, PlacementConfig
-from kairox_jax.engine.prefill import CHUNKS
-from kairox_jax.engine.programs import cache_length
+from kairox_jax.config import GUIDE_SETTINGS, LEAST_CONTEXT, ModelConfig, PlacementConfig
+from kairox_jax.engine.needs import estimate_needs
 from kairox_jax.host.callback import check_backend
 from kairox_jax.models import check_mode
-from kairox_jax.placement import BudgetPlan, Needs, plan_budget, resolve_slot_format, slot_bytes
-from kairox_jax.placement.planner import FLOAT_BYTES, REMEDY
-from kairox_jax.quant import RecordLayout, scales_bytes
+from kairox_jax.placement import BudgetPlan, plan_budget, resolve_slot_format
+from kairox_jax.placement.planner import REMEDY
+from kairox_jax.quant import RecordLayout
 
 DEFAULT_CONTEXT = 2048
-# What a CUDA context and XLA's runtime keep of a card's memory before the first array.
-RUNTIME_BYTES = 450_000_000
-STREAMED_LAYERS = 2  # the prefill holds one layer's records and receives the next
 
 
 class DeviceFacts(Protocol):
@@ -48,13 +44,14 @@ def resolve_context(config: ModelConfig, context_length: int | None) -> int:
     """Return the context in tokens: what was asked for, or the model's, at most ``DEFAULT_CONTEXT``.
 
     Raises:
-        ValueError: longer than the model was made for, or not positive.
+        ValueError: longer than the model was made for, or without room for a prompt and an answer.
     """
     if context_length is None:
         return min(config.context_length, DEFAULT_CONTEXT)
-    if not 0 < context_length <= config.context_length:
+    if not LEAST_CONTEXT <= context_length <= config.context_length:
         raise ValueError(
-            f"--ctx-size {context_length}: this model takes 1 to {config.context_length} tokens; choose in that range"
+            f"--ctx-size {context_length}: this model takes {LEAST_CONTEXT} to {config.context_length} tokens of "
+            "prompt and answer together; choose in that range"
         )
     return context_length
 
@@ -96,6 +93,11 @@ def check_host_callback(backend: str, mode: str, platform: str) -> None:
         )
 
 
+def host_runs_dense(placement: PlacementConfig, platform: str) -> bool:
+    """Say whether host kernels run the dense part: the device is the CPU itself, and no program calls the host."""
+    return platform == "cpu" and placement.host_callback == "split"
+
+
 def dense_thresholds(config: ModelConfig) -> Float[np.ndarray, " L"]:
     """Return thresholds under which ``exact`` is the dense function: |silu(g) u| always exceeds -1."""
     every = -1.0 if config.activation == "silu" else config.activation_threshold
@@ -125,56 +127,6 @@ def build_policy(placement: PlacementConfig, *, has_prior: bool) -> Policy:
                 f"{_flag(setting)} has no effect with --policy {name}: leave it out, or use guide"
             )
     return make_policy(name)
-
-
-def dense_weight_count(config: ModelConfig) -> int:
-    """Return the number of weights outside the neurons; the neurons' own biases count as theirs."""
-    dim, out = config.d_model, config.num_heads * config.head_dim
-    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    norm = (2 if config.norm == "layernorm" else 1) * dim
-    biases = qkv * config.qkv_bias + dim * config.out_bias + dim * config.ffn_bias
-    tables = (1 if config.tie_embeddings else 2) * config.vocab_size * dim
-    if config.positions == "learned":
-        tables += config.context_length * dim
-    return tables + config.num_layers * ((qkv + out) * dim + 2 * norm + biases) + norm
-
-
-def estimate_needs(
-    config: ModelConfig,
-    layouts: Sequence[RecordLayout],
-    *,
-    slot_format: str,
-    context_length: int,
-    parallel: int,
-    predictor_bytes: int,
-    max_moves: int,
-    on_accelerator: bool,
-) -> Needs:
-    """Return the bytes of everything but slots, from sizes alone (no weight is read).
-
-    A slot counts as the mean over layers, which may keep other formats.
-    """
-    length, chunk = cache_length(context_length), CHUNKS[-1]
-    positions = config.num_layers * length * config.num_kv_heads * config.head_dim
-    record_bytes = max(layout.record_bytes for layout in layouts)
-    # Packed records of two layers, and one of them unpacked; the prefill's biases stay, of all layers.
-    unpacked = max(slot_bytes(layout, "float32") for layout in layouts)
-    streamed = config.num_neurons * (STREAMED_LAYERS * record_bytes + unpacked)
-    bias_bytes = (len(layouts[0].formats) - 1) * FLOAT_BYTES * config.ffn_bias
-    streamed += config.num_layers * config.num_neurons * bias_bytes
-    wide = max(3 * config.num_neurons, 4 * config.d_model, config.num_heads * length)
-    tables = sum(scales_bytes(layout.formats[-1], config.d_model, config.num_neurons) for layout in layouts)
-    return Needs(
-        dense_bytes=dense_weight_count(config) * FLOAT_BYTES + tables,
-        predictor_bytes=predictor_bytes
-        if on_accelerator
-        else 0,  # on a CPU device the host's kernels read them
-        cache_bytes=2 * parallel * positions * FLOAT_BYTES,
-        workspace_bytes=streamed + chunk * wide * FLOAT_BYTES + 4 * max_moves * record_bytes,
-        runtime_bytes=RUNTIME_BYTES if on_accelerator else 0,
-        slot_bytes=-(-sum(slot_bytes(layout, slot_format) for layout in layouts) // len(layouts))
-        + bias_bytes,
-    )
 
 
 def device_free_bytes(device: DeviceFacts) -> int | None:
@@ -208,16 +160,23 @@ def make_plan(
     parallel: int = 1,
     predictor_bytes: int = 0,
     device: DeviceFacts,
+    host_dense_bytes: int | None = None,
 ) -> BudgetPlan:
-    """Plan the device's memory; see ``plan_budget`` for the errors."""
+    """Plan the device's memory; see ``plan_budget`` for the errors, ``estimate_needs`` for the arguments."""
     check_mode(mode)
+    # What is asked for in slots, the end of the first line of an error, and what should fit.
+    asked, remedy, what = placement.gpu_cache_neurons, REMEDY, None
     if mode == "dense":
-        if placement.gpu_cache_neurons is not None:
+        if asked is not None:
             raise ValueError(
                 "--gpu-cache-neurons has no effect with --mode dense, which computes every neuron in one place: "
                 "leave it out, or use --mode exact"
             )
-        placement = replace(placement, gpu_cache_neurons=config.num_neurons)
+        if host_dense_bytes is None:
+            asked, what = config.num_neurons, "the whole model, which dense computes"
+            remedy = "raise --vram-budget, lower --ctx-size, or use --mode exact"
+        else:
+            asked, remedy = 0, "raise --vram-budget, or lower --ctx-size"
     needs = estimate_needs(
         config,
         layouts,
@@ -227,16 +186,18 @@ def make_plan(
         predictor_bytes=predictor_bytes,
         max_moves=placement.max_moves,
         on_accelerator=device.platform != "cpu",
+        host_dense_bytes=host_dense_bytes,
     )
     plan = plan_budget(
         config,
-        placement,
+        replace(placement, gpu_cache_neurons=asked),
         needs,
         device_free_bytes=_known_free_bytes(device, placement),
-        remedy="raise --vram-budget, lower --ctx-size, or use --mode exact" if mode == "dense" else REMEDY,
-        what="the whole model, which dense computes" if mode == "dense" else None,
+        remedy=remedy,
+        what=what,
     )
     if mode != "dense":
         return plan
-    here = "; without one, host kernels read them where they are" if device.platform == "cpu" else ""
-    return replace(plan, reason=f"--mode dense keeps all of them on an accelerator{here}")
+    if host_dense_bytes is None:
+        return replace(plan, reason="--mode dense keeps all of them on an accelerator")
+    return replace(plan, reason="without an accelerator --mode dense computes all of them by host kernels")

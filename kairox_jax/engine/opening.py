@@ -24,10 +24,12 @@ from kairox_jax.engine.loading import (
     check_dense_settings,
     check_host_callback,
     dense_thresholds,
+    host_runs_dense,
     make_plan,
     resolve_context,
     settings_of_slots,
 )
+from kairox_jax.engine.needs import host_dense_bytes
 from kairox_jax.engine.setup import Setup
 from kairox_jax.engine.whole import Whole
 from kairox_jax.host import MAX_BATCH, limit_threads, thread_count
@@ -130,6 +132,9 @@ def _set_up(
         parallel=parallel,
         predictor_bytes=predictor_bytes(forecasts),
         device=device,
+        host_dense_bytes=host_dense_bytes(checkpoint)
+        if host_runs_dense(placement, device.platform)
+        else None,
     )
     setup = Setup(
         config=checkpoint.config,
@@ -196,7 +201,7 @@ def _load_hybrid(
     """Load the records and the dense part; where the device is the CPU itself, host kernels run the latter."""
     platform, callback = setup.device.platform, placement.host_callback
     sizes: dict[str, int] = dict(batch=setup.parallel, context_length=setup.context_length)
-    if platform == "cpu" and callback == "split":
+    if host_runs_dense(placement, platform):
         dense = HostDense(checkpoint, activations=placement.host_activations, **sizes)
     else:
         dense = DeviceDense(checkpoint, **sizes)
@@ -209,7 +214,7 @@ def _load_hybrid(
         thresholds=thresholds,
         policy=policy,
         prior=prior,
-        slots_per_layer=0 if setup.mode == "dense" else setup.plan.slots_per_layer,
+        slots_per_layer=setup.plan.slots_per_layer,
         slot_format=setup.slot_format,
         max_moves=placement.max_moves,
         implementation=setup.implementation,

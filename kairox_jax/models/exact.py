@@ -107,8 +107,8 @@ def resolve_thresholds(config: ModelConfig, sparsity: Sparsity | None) -> Float[
     if sparsity is None:
         raise ValueError(
             "this model's activation is SiLU, which is never zero, and no thresholds are known for it: "
-            "use --mode dense, or make thresholds with `kairox sparsify MODEL --out FOLDER` and give them "
-            "as --sparsity FOLDER"
+            "use mode 'dense' (--mode dense), or make thresholds with `kairox sparsify MODEL --out FOLDER` and give "
+            "their folder as sparsity (--sparsity FOLDER)"
         )
     thresholds = np.asarray(sparsity.thresholds, np.float32)
     if thresholds.shape != (config.num_layers,):

@@ -26,7 +26,7 @@ from tiny_model import (
 
 from kairox_jax.config import HOST_ACTIVATIONS, GenerationConfig, PlacementConfig
 from kairox_jax.engine import Engine, GenerationResult, opening
-from kairox_jax.io import open_checkpoint
+from kairox_jax.io import Checkpoint, open_checkpoint
 from kairox_jax.io.convert import Conversion, convert
 from kairox_jax.io.trace import read_trace
 
@@ -117,6 +117,18 @@ def test_statistics_record_is_complete_and_consistent(exact: Engine) -> None:
     assert record["resident"] == hybrid_of(exact).num_resident
     assert record["budget"]["total"] == exact.plan.total_bytes
     assert (record["mode"], record["policy"], record["finish_reason"]) == ("exact", "guide", "length")
+
+
+def test_dense_by_host_kernels_has_no_slots_in_plan_and_statistics(engines: dict[str, Engine]) -> None:
+    dense = engines["dense"]
+    record = dense.generate(PROMPT, GREEDY).to_json()
+    assert (
+        dense.plan.slots_per_layer
+        == record["budget"]["slots"]
+        == sum(record["placement"]["slots_per_layer"])
+        == 0
+    )
+    assert f"dense: all {NUM_NEURONS} neurons a layer, by host kernels" in dense.describe()
 
 
 def test_replay_13_the_placement_is_in_the_log_and_in_the_statistics(exact: Engine) -> None:
@@ -368,10 +380,18 @@ def test_unknown_mode_and_policy_are_refused() -> None:
             pass
 
 
-@pytest.mark.parametrize("context", [0, -1, 257])
-def test_a_context_that_the_model_does_not_take_is_refused(context: int) -> None:
-    with pytest.raises(ValueError, match="--ctx-size.*1 to 256"), tiny_engine(context_length=context):
+@pytest.mark.parametrize("context", [0, -1, 1, 257])
+def test_a_context_that_the_model_does_not_take_is_refused(
+    context: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checkpoint, "tensor", lambda *args: pytest.fail("a weight was read"))
+    with pytest.raises(ValueError, match="--ctx-size.*2 to 256"), tiny_engine(context_length=context):
         pass
+
+
+def test_the_least_context_has_room_for_one_token_of_prompt_and_answer() -> None:
+    with tiny_engine(context_length=2) as engine:
+        assert len(engine.generate(PROMPT[:1], GREEDY).token_ids) == 1
 
 
 def test_placement_settings_without_effect_fail_in_dense_mode() -> None:

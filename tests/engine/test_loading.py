@@ -14,12 +14,12 @@ from kairox_jax.config import PlacementConfig
 from kairox_jax.engine import Engine, plan_only
 from kairox_jax.engine.loading import (
     DEFAULT_CONTEXT,
-    RUNTIME_BYTES,
     build_policy,
     device_free_bytes,
     make_plan,
     resolve_context,
 )
+from kairox_jax.engine.needs import dense_weight_count, host_dense_bytes
 from kairox_jax.io import Checkpoint, Sparsity, open_checkpoint, save_sparsity
 from kairox_jax.io.sparsity import fingerprint
 from kairox_jax.models import find_sparsity, resolve_thresholds
@@ -47,6 +47,7 @@ def plan(tiny: Checkpoint, device: Any = CPU, mode: str = "exact", **settings: A
         placement=PlacementConfig(**settings),
         context_length=64,
         device=device,
+        host_dense_bytes=host_dense_bytes(tiny) if device is CPU else None,
     )
 
 
@@ -54,12 +55,12 @@ def test_context_is_the_models_but_at_most_the_default(tiny: Checkpoint) -> None
     assert resolve_context(tiny.config, None) == 256
     assert resolve_context(replace(tiny.config, context_length=10**6), None) == DEFAULT_CONTEXT
     assert resolve_context(replace(tiny.config, context_length=10**6), 10**6) == 10**6
-    assert [resolve_context(tiny.config, n) for n in (1, 256)] == [1, 256]
+    assert [resolve_context(tiny.config, n) for n in (2, 256)] == [2, 256]
 
 
-@pytest.mark.parametrize("context", [0, -1, 257])
+@pytest.mark.parametrize("context", [0, -1, 1, 257])
 def test_context_out_of_range_is_refused(tiny: Checkpoint, context: int) -> None:
-    with pytest.raises(ValueError, match=f"--ctx-size {context}: this model takes 1 to 256"):
+    with pytest.raises(ValueError, match=f"--ctx-size {context}: this model takes 2 to 256"):
         resolve_context(tiny.config, context)
 
 
@@ -139,8 +140,8 @@ def test_unknown_mode_is_refused_with_the_known_ones(tiny: Checkpoint) -> None:
 
 
 def test_replay_10_budgets_on_a_card(tiny: Checkpoint) -> None:
-    fixed = plan(tiny).needs.fixed_bytes + RUNTIME_BYTES
-    per_slot = NUM_LAYERS * plan(tiny).needs.slot_bytes
+    needs = plan(tiny, card(10**10)).needs
+    fixed, per_slot = needs.fixed_bytes, NUM_LAYERS * needs.slot_bytes
     assert plan(tiny, card(fixed + 9 * per_slot)).slots_per_layer == 9
     assert plan(tiny, card(10**10), vram_budget_bytes=fixed + 3 * per_slot).slots_per_layer == 3
     with pytest.raises(ValueError, match="exceeds the device's free memory"):
@@ -163,17 +164,31 @@ def test_a_budget_makes_up_for_a_device_that_does_not_tell_its_memory(tiny: Chec
     assert plan(tiny, silent, vram_budget_bytes=10**10).slots_per_layer == NUM_NEURONS
 
 
-def test_dense_keeps_every_neuron_and_says_so(tiny: Checkpoint) -> None:
-    made = plan(tiny, mode="dense")
+def test_dense_keeps_every_neuron_on_an_accelerator_and_says_so(tiny: Checkpoint) -> None:
+    made = plan(tiny, card(10**10), mode="dense")
     assert made.slots_per_layer == NUM_NEURONS and "dense keeps all" in made.table()
+    assert made.needs == plan(tiny, card(10**10)).needs
 
 
-def test_dense_below_its_need_names_only_remedies_that_dense_takes(tiny: Checkpoint) -> None:
-    need = plan(tiny, mode="dense").total_bytes
-    assert plan(tiny, mode="dense", vram_budget_bytes=need).total_bytes == need
+def test_dense_without_an_accelerator_has_no_slots(tiny: Checkpoint) -> None:
+    """Host kernels compute every neuron: the plan says so, and counts what they keep and nothing for slots."""
+    for settings in ({}, {"vram_budget_bytes": 10**9}):
+        made = plan(tiny, mode="dense", **settings)
+        assert made.slots_per_layer == made.to_json()["slots"] == 0
+        assert made.total_bytes == plan(tiny).total_bytes, "exact mode keeps the same beside its slots"
+        assert f"0 of {NUM_NEURONS} neurons a layer have a slot (0 %)" in made.table()
+        assert "dense computes all of them by host kernels" in made.table()
+
+
+@pytest.mark.parametrize("device", [CPU, card(10**10)], ids=["cpu", "card"])
+def test_dense_below_its_need_names_only_remedies_that_dense_takes(tiny: Checkpoint, device: Any) -> None:
+    need = plan(tiny, device, mode="dense").total_bytes
+    assert plan(tiny, device, mode="dense", vram_budget_bytes=need).total_bytes == need
     with pytest.raises(ValueError, match="--vram-budget") as error:
-        plan(tiny, mode="dense", vram_budget_bytes=need - 1)
-    assert "--gpu-cache-neurons" not in str(error.value).split("\n")[0], "dense refuses this option"
+        plan(tiny, device, mode="dense", vram_budget_bytes=need - 1)
+    first = str(error.value).split("\n")[0]
+    assert "--gpu-cache-neurons" not in first, "dense refuses this option"
+    assert ("whole model" in first) == ("--mode exact" in first) == (device is not CPU)
 
 
 def test_replay_13_more_slots_than_neurons_fail(tiny: Checkpoint) -> None:
@@ -181,21 +196,25 @@ def test_replay_13_more_slots_than_neurons_fail(tiny: Checkpoint) -> None:
         plan(tiny, gpu_cache_neurons=NUM_NEURONS + 1)
 
 
-@pytest.mark.parametrize("name", ["relu-llama", "opt", "falcon-one-norm", "sparse-qwen2"])
-def test_dense_bytes_are_those_of_the_weights(name: str) -> None:
-    """The estimate reads no weight and yet counts each of them."""
-    checkpoint = open_checkpoint(MODELS / name)
-    ffn = ("w_gate", "w_up", "w_down", "b_up")
-    count = sum(checkpoint.tensor(n).size for n in checkpoint.names() if not n.endswith(ffn))
-    assert plan(checkpoint).needs.dense_bytes == 4 * count
-
-
 def test_a_neurons_bias_takes_room_in_its_slot_and_in_the_prefill() -> None:
+    """In the prefill only where layers are streamed to a device."""
     opt = open_checkpoint(MODELS / "opt")
     without = replace(opt, config=replace(opt.config, ffn_bias=False))
-    more = plan(opt).needs.workspace_bytes - plan(without).needs.workspace_bytes
-    assert plan(opt).needs.slot_bytes == 2 * 64 * 4 + 4 == plan(without).needs.slot_bytes + 4
-    assert more == opt.config.num_layers * opt.config.num_neurons * 4
+    for device, floats in ((card(10**10), opt.config.num_layers * opt.config.num_neurons), (CPU, 0)):
+        settings = {"device": device, "slot_format": "float32"}
+        more, less = plan(opt, **settings).needs, plan(without, **settings).needs
+        assert more.slot_bytes == 2 * 64 * 4 + 4 == less.slot_bytes + 4
+        assert more.workspace_bytes - less.workspace_bytes == floats * 4
+
+
+def test_only_host_kernels_keep_the_files_rows_and_stream_no_layer(tiny: Checkpoint) -> None:
+    """In a jitted program the CPU device holds the dense part in float32, as an accelerator does."""
+    half = open_checkpoint(MODELS / "falcon-one-kv")
+    settings = {"placement": PlacementConfig(host_callback="pure"), "context_length": 64}
+    in_jit, by_host = plan_only(half.path, **settings), plan_only(half.path, context_length=64)
+    assert in_jit.needs.dense_bytes == 4 * dense_weight_count(half.config)
+    assert by_host.needs.dense_bytes == host_dense_bytes(half) < in_jit.needs.dense_bytes
+    assert by_host.needs.workspace_bytes < in_jit.needs.workspace_bytes
 
 
 def test_plan_only_reads_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:

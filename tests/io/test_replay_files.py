@@ -60,7 +60,7 @@ def test_2_a_tensor_of_very_many_dimensions(count: int, tmp_path: Path) -> None:
 
 
 def test_3_a_silu_model_is_not_run_sparse(write_llama: Callable[..., Path]) -> None:
-    with pytest.raises(ValueError, match="activation is SiLU.*use --mode dense, or make thresholds"):
+    with pytest.raises(ValueError, match=r"activation is SiLU.*\(--mode dense\), or make thresholds"):
         load_model(write_llama(), "exact")
 
 

@@ -90,8 +90,12 @@ def test_unknown_mode() -> None:
 
 
 def test_silu_without_thresholds_is_refused() -> None:
-    with pytest.raises(ValueError, match="activation is SiLU.*use --mode dense, or make thresholds"):
+    """With the names of this function's arguments, and those of the command line's flags."""
+    with pytest.raises(ValueError, match="activation is SiLU.*use mode 'dense'.*or make thresholds") as error:
         load_model(SILU, "exact")
+    said = str(error.value)
+    assert "`kairox sparsify MODEL --out FOLDER` and give their folder as sparsity" in said
+    assert "(--mode dense)" in said and "(--sparsity FOLDER)" in said and "\n" not in said
 
 
 def test_sparsity_without_effect_is_refused(folder: Path) -> None:
