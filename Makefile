@@ -32,7 +32,7 @@ demo: install
 	  --mode exact --policy guide --gpu-cache-neurons 512
 
 # Files run side by side, in as many processes as there are cores, four at most: each takes some GB.
-PYTEST := -m pytest -n auto --maxprocesses 4 --dist loadfile
+PYTEST := -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python $(PYTEST)

@@ -12,6 +12,24 @@ import pytest
 from kairox_jax.io import FetchError, resolve_model
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# The files that take longest begin first: no process then waits at the end for another's.
+LONGEST = (
+    "engine/test_engine_model.py",
+    "host/test_kernels.py",
+    "host/test_columns.py",
+    "host/test_callback.py",
+    "engine/test_jitted_hybrid.py",
+    "host/test_host_attention.py",
+    "training/test_train_predictors.py",
+    "engine/test_prefill.py",
+    "models/test_model_families.py",
+    "engine/test_predicted.py",
+    "engine/test_families.py",
+    "host/test_integers.py",
+    "engine/test_engine.py",
+    "engine/test_batch.py",
+)
+FOLDER = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,6 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, value in settings.items():
         os.environ[f"JAX_{name.upper()}"] = str(value)
         jax.config.update(f"jax_{name}", value)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, and leave the order of the others."""
+    ranks = {FOLDER / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 @pytest.fixture

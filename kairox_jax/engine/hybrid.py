@@ -111,7 +111,7 @@ class Hybrid:
         self._resident = resident_program(config.activation, implementation)
         self._zero = np.zeros((dense.batch, config.d_model), np.float32)
         self._y_host = [np.empty_like(self._zero) for _ in range(2)]
-        self._fired = np.empty((dense.batch, num_neurons), np.uint8)
+        self._fired = np.empty(dense.batch * num_neurons, np.uint8)
         self._outside: list[Int[np.ndarray, " n"]] = [np.empty(0, np.int32)] * num_layers
         self._valid: list[Bool[np.ndarray, " C"]] = [np.empty(0, bool)] * num_layers
         self._slot_biases: list[Any] = [None] * num_layers  # on the device, [C, R-1] each where there are any
@@ -335,7 +335,7 @@ class Hybrid:
         users: UInt8[np.ndarray, " F"],
     ) -> None:
         """Write the sum of some neurons to y, and add to each neuron's users."""
-        fired = self._fired[: len(h), : len(ids)]
+        fired = self._fired[: len(h) * len(ids)].reshape(len(h), len(ids))
         # On a CPU device XLA's threads work on the residents at the same time: leave them a core. With 384 of 1536
         # neurons resident a token took 30 ms so, and 36 ms with all cores.
         shared = self._shares_cores and self._valid[layer].any()

@@ -6,14 +6,14 @@ threads, these kernels read packed weights in one pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.host import attention_loops, prompt_block, rows, threads
-from kairox_jax.host.calls import COUNTERS, aligned, room_for
+from kairox_jax.host.calls import COUNTERS, aligned, read_only, room_for
 from kairox_jax.quant import PackedRows
 
 
@@ -42,6 +42,13 @@ class AttentionWeights:
     ffn_norm_bias: Float[np.ndarray, " d"] = field(default_factory=_absent)
     bqkv: Float[np.ndarray, " rows"] = field(default_factory=_absent)
     bo: Float[np.ndarray, " d"] = field(default_factory=_absent)
+
+    def __post_init__(self) -> None:
+        for name in (part.name for part in fields(self)):
+            value = getattr(self, name)
+            packed = isinstance(value, PackedRows)
+            same = replace(value, data=read_only(value.data)) if packed else read_only(value)
+            object.__setattr__(self, name, same)
 
 
 class HostAttention:

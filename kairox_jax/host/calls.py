@@ -50,6 +50,13 @@ def check_floats(name: str, array: np.ndarray, shape: tuple[int | None, ...]) ->
         )
 
 
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Return a view that cannot be written: a kernel is compiled once, whether or not its caller might write there."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 def checked(activations: str) -> str:
     """Return the name of a form of activations, if it is one."""
     if activations not in HOST_ACTIVATIONS:

@@ -17,13 +17,14 @@ import jaxlib
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import set_num_threads, types
-from numba.extending import intrinsic
+from numba import extending, set_num_threads, types
+from numba.core.imputils import impl_ret_borrowed
 
 from kairox_jax.host import crew, loops, rows, threads
 from kairox_jax.host.calls import chunk_of
 from kairox_jax.host.compile import kernel
 
+intrinsic: Any = extending.intrinsic  # its callers do not pass the typing context
 TARGET = "kairox_host_ffn"
 KNOWN_MINORS = (3, 4, 5)  # of the FFI's version 0
 # Columns of the table that tells the handler where a layer's neurons are, int64 [L, COLUMNS].
@@ -98,6 +99,27 @@ def _store(typing_context, address, value):  # type: ignore[no-untyped-def]
 _store_i32: Any = intrinsic(_store)
 
 
+@intrinsic
+def _read_only(typing_context, array):  # type: ignore[no-untyped-def]
+    """Return an array as one that cannot be written, as other callers of the loops give it: they are compiled once."""
+
+    def codegen(context, b, signature, args):
+        return impl_ret_borrowed(context, b, signature.return_type, args[0])
+
+    return array.copy(readonly=True)(array), codegen
+
+
+@intrinsic
+def _plain(typing_context, mark):  # type: ignore[no-untyped-def]
+    """Return a mark as one whose zeros the compiler does not know, as other callers give it."""
+    kind = types.UniTuple(types.int64, mark.count)
+
+    def codegen(context, b, signature, args):
+        return context.get_constant_null(kind)
+
+    return kind(mark), codegen
+
+
 carray: Any = numba.carray  # pyright: ignore[reportPrivateImportUsage]
 _load_word = _make_load(types.uint64, ir.IntType(64))
 _load_i32 = _make_load(types.int32, ir.IntType(32))
@@ -160,7 +182,8 @@ def _run(frame, mark, width, down_mark):
     partials = np.empty((row[THREADS] * slots.shape[0], len(width), padded), np.float32)
     inputs = np.empty(padded * len(width), np.float32)
     loops.ffn(
-        x, inputs, records, row[GATED] != 0, mark, width, down_mark, row[ROW_BYTES], biases, scales, minima, ids,
+        _read_only(x), inputs, _read_only(records), row[GATED] != 0, _plain(mark), _plain(width), _plain(down_mark),
+        row[ROW_BYTES], _read_only(biases), _read_only(scales), _read_only(minima), ids,
         chunk, row[RULE], limit, partials, slots, y, active, np.empty(3 * crew.STAGE_BYTES // 8, np.int64),
         row[THREADS],
     )  # fmt: skip

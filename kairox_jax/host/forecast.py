@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from numba import prange
 
 from kairox_jax.host import crew, loops, rows, threads
+from kairox_jax.host.calls import read_only
 from kairox_jax.host.compile import kernel
 from kairox_jax.io.predictors import RMS_EPS, LayerPredictor, Predictors
 from kairox_jax.quant import PackedRows
@@ -121,9 +122,9 @@ class HostPredictors:
         y = np.empty((n, x.shape[1] if self._has_rest[layer] else 0), np.float32)
         with threads.own() as helpers:
             _forecast(
-                x, self._normalise, np.float32(RMS_EPS), self._normed[:n], *self._layers[layer], rows.width_of(n),
-                self._inputs, self._hidden[: n * rank].reshape(n, rank), self._scores[:n], y, chosen, self._counters,
-                helpers,
+                read_only(x), self._normalise, np.float32(RMS_EPS), self._normed[:n], *self._layers[layer],
+                rows.width_of(n), self._inputs, self._hidden[: n * rank].reshape(n, rank), self._scores[:n], y, chosen,
+                self._counters, helpers,
             )  # fmt: skip
         return chosen, y if self._has_rest[layer] else None
 
@@ -138,9 +139,6 @@ def _arguments(layer: LayerPredictor) -> tuple:
     result: list = []
     for packed, bias in ((layer.fc1, layer.fc1_bias), (layer.fc2, layer.bias), (rest, layer.rest_bias)):
         values = np.empty(0, np.float32) if bias is None else np.array(bias, np.float32)
-        data = np.ascontiguousarray(packed.data).view()
-        data.flags.writeable = values.flags.writeable = (
-            False  # one type for the compiler, whoever made the arrays
-        )
-        result += [data, rows.MARKS[packed.format], values]
+        data = np.ascontiguousarray(packed.data)
+        result += [read_only(data), rows.MARKS[packed.format], read_only(values)]
     return (*result, np.float32(layer.threshold))

@@ -18,6 +18,7 @@ from kairox_jax.host.calls import (
     check_floats,
     checked,
     chunk_of,
+    read_only,
     room_for,
 )
 from kairox_jax.host.rules import GATED_ONLY, Rule
@@ -25,8 +26,7 @@ from kairox_jax.host.tiles import TOKENS
 from kairox_jax.quant.columns import BLOCK, COLUMN_FORMATS, SharedScales, padded_columns
 from kairox_jax.quant.records import RecordLayout
 
-_NO_TABLE = np.empty((0, 0), np.uint16)
-_NO_TABLE.flags.writeable = False
+_NO_TABLE = read_only(np.empty((0, 0), np.uint16))
 
 
 def _record_layout(
@@ -93,9 +93,9 @@ class LayerFfn:
             raise ValueError(f"rule {rule.name} needs a gate row, but the records hold two rows")
         self.num, self.record_bytes, self._padded = num, raw.shape[1], padded_columns(num)
         self._mark = rows.mark_of(layout.formats[0], checked(activations))
-        self._before = raw, num_rows == 3, self._mark
+        self._before = read_only(raw), num_rows == 3, self._mark
         self._weights = (
-            rows.MARKS[layout.formats[-1]], layout.row_bytes[0], biases,
+            rows.MARKS[layout.formats[-1]], layout.row_bytes[0], read_only(biases),
             *_scale_tables(scales, layout, raw.shape[0]),
         )  # fmt: skip
         self._rule = int(rule), np.float32(threshold)
@@ -132,7 +132,7 @@ class LayerFfn:
             partials = aligned("partial", helpers * slots.size, len(width), self._padded)
             inputs = aligned("inputs", rows.prepared_floats(self.num, len(width)))
             loops.ffn(
-                x, inputs, *self._before, width, *self._weights, ids[:n],
+                read_only(x), inputs, *self._before, width, *self._weights, ids[:n],
                 chunk, *self._rule, partials, slots, out, active, COUNTERS, helpers,
             )  # fmt: skip
 
@@ -154,7 +154,7 @@ class LayerFfn:
             tokens = room_for(*h.shape)
             zs = aligned("values", len(tokens), -(-len(raw) // BLOCK) * BLOCK * TOKENS)
             prompt.ffn(
-                h, tokens, self.num, raw, gated, self._row_mark, down_mark, row_bytes, *self._down, *tables,
+                read_only(h), tokens, self.num, raw, gated, self._row_mark, down_mark, row_bytes, *self._down, *tables,
                 *self._rule, zs, x, COUNTERS, helpers,
             )  # fmt: skip
 
@@ -214,7 +214,5 @@ def _scale_tables(
         found = None if table is None else (table.dtype, table.shape, table.flags.c_contiguous)
         if found != (np.float16, shape, True):
             raise ValueError(f"{column.name} scales are {found}: expected contiguous float16 {shape}")
-    views = [table.view(np.uint16) for table in tables if table is not None]
-    for view in views:
-        view.flags.writeable = False  # one type for the compiler, whoever made the table
+    views = [read_only(table.view(np.uint16)) for table in tables if table is not None]
     return views[0], views[-1] if column.has_minima else _NO_TABLE

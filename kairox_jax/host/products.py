@@ -6,7 +6,16 @@ import numpy as np
 from jaxtyping import Float
 
 from kairox_jax.host import decode, loops, prompt, rows, threads
-from kairox_jax.host.calls import COUNTERS, MAX_BATCH, SERIAL_BYTES, aligned, check_floats, checked, room_for
+from kairox_jax.host.calls import (
+    COUNTERS,
+    MAX_BATCH,
+    SERIAL_BYTES,
+    aligned,
+    check_floats,
+    checked,
+    read_only,
+    room_for,
+)
 from kairox_jax.quant.formats import PackedRows, block_format
 
 
@@ -37,7 +46,9 @@ def matvec(
     mark, width = rows.mark_of(format, checked(activations)), rows.width_of(batch)
     with threads.own(1 if raw.size < SERIAL_BYTES else None) as helpers:
         inputs = aligned("inputs", rows.prepared_floats(num, len(width)))
-        loops.matvec(x, inputs, raw, mark, width, max(16, -(-raw.shape[0] // 64)), out, COUNTERS, helpers)
+        loops.matvec(
+            read_only(x), inputs, raw, mark, width, max(16, -(-raw.shape[0] // 64)), out, COUNTERS, helpers
+        )
 
 
 def matmul(
@@ -57,7 +68,7 @@ def matmul(
     raw, format = _matrix(matrix, x.shape[1])
     check_floats("out", out, (len(x), raw.shape[0]))
     with threads.own() as helpers:
-        prompt.matmul(x, room_for(*x.shape), raw, rows.MARKS[format], out, COUNTERS, helpers)
+        prompt.matmul(read_only(x), room_for(*x.shape), raw, rows.MARKS[format], out, COUNTERS, helpers)
 
 
 def _matrix(matrix: Float[np.ndarray, "V D"] | PackedRows, num: int) -> tuple[np.ndarray, str]:
@@ -71,4 +82,4 @@ def _matrix(matrix: Float[np.ndarray, "V D"] | PackedRows, num: int) -> tuple[np
         raise ValueError(f"host kernels read {', '.join(decode.CODES)}, not {format}: convert the matrix")
     if raw.shape[1] != block_format(format).row_bytes(num) or not raw.flags.c_contiguous:
         raise ValueError(f"matrix rows of {raw.shape[1]} bytes are not {num} {format} weights, as x needs")
-    return raw, format
+    return read_only(raw), format
