@@ -224,3 +224,14 @@ def test_a_full_queue_and_a_waiting_client_that_leaves(strict: Server):
     body = {"prompt": "A", "temperature": 0, "max_tokens": 2}
     assert strict.json("POST", "/v1/completions", body, headers=RIGHT)[0] == 200  # its place is free
     first.join()
+
+
+def test_the_page_shows_every_part_of_the_budget(server: Server):
+    script = server.request("GET", "/static/live.js")[2].decode()
+    listed = re.search(r"const PARTS = \[(.*?)\n?\];", script, re.DOTALL)
+    assert listed is not None
+    parts = re.findall(r"\['(\w+)', '\w+'\]", listed[1])
+    budget = server.json("GET", "/props")[1]["budget"]
+    assert sorted(parts) == sorted(budget.keys() - {"total", "limit"})
+    styles = server.request("GET", "/static/style.css")[2].decode()
+    assert all(styles.count(f"--part-{i + 1}:") == 3 for i in range(len(parts)))

@@ -6,7 +6,10 @@ import { element } from './markdown.js';
 const KEPT = 160; // steps in a chart
 const POLL_MS = 600;
 const TIMES = [['gpu', 'device'], ['io', 'link'], ['cpu', 'host']];
-const PARTS = [['dense_weights', 'weights'], ['kv_cache', 'cache'], ['workspace', 'workspace'], ['runtime', 'runtime'], ['slots', 'slots']];
+const PARTS = [
+  ['dense_weights', 'weights'], ['kv_cache', 'cache'], ['workspace', 'workspace'], ['runtime', 'runtime'], ['slots', 'slots'],
+  ['predictors', 'predictors'],
+];
 const find = (id) => document.getElementById(id);
 const steps = {};
 let since = 0;
