@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from kairox_jax.engine.programs import cache_length
 from kairox_jax.host import AttentionWeights, HostAttention, host_formats, host_norm, matvec
 from kairox_jax.io import Checkpoint
 from kairox_jax.models import load_down_biases, load_norm, rotary_frequencies
+from kairox_jax.placement import Arena
 from kairox_jax.quant import PackedRows
 
 
@@ -32,6 +34,11 @@ def stacked(parts: list[PackedRows]) -> PackedRows:
     return PackedRows(data=whole.view(np.uint8), format="f32")
 
 
+def kept(arena: Arena, matrix: PackedRows) -> PackedRows:
+    """Copy a matrix to the arena."""
+    return replace(matrix, data=arena.keep(matrix.data))
+
+
 class HostDense:
     """Weights, cache and kernels of everything but the neurons, on the host.
 
@@ -50,11 +57,16 @@ class HostDense:
         self.config = config = checkpoint.config
         self.activations = activations
         self.batch, self.length = batch, cache_length(context_length)
-        layers = range(config.num_layers)
-        self.weights = [self._layer_weights(checkpoint, layer) for layer in layers]
+        arena = Arena()
+        self.weights = list[AttentionWeights]()
+        for layer in range(config.num_layers):
+            self.weights.append(self._layer_weights(checkpoint, layer, arena))
+            checkpoint.release()  # else the file's pages stay in memory beside their copies
         self.down_biases = load_down_biases(checkpoint)
-        self.embedding = packed_or_float(checkpoint, "embed")
-        self.output = self.embedding if config.tie_embeddings else packed_or_float(checkpoint, "output")
+        self.embedding = kept(arena, packed_or_float(checkpoint, "embed"))
+        tied = config.tie_embeddings
+        self.output = self.embedding if tied else kept(arena, packed_or_float(checkpoint, "output"))
+        checkpoint.release()
         learned = config.positions == "learned"
         self.pos_embed = checkpoint.tensor("pos_embed") if learned else None
         self.out_norm = load_norm(checkpoint, "out_norm")
@@ -66,7 +78,7 @@ class HostDense:
         self._angles = (np.empty((0, 0), np.float32), np.empty((0, 0), np.float32))
 
     @staticmethod
-    def _layer_weights(checkpoint: Checkpoint, layer: int) -> AttentionWeights:
+    def _layer_weights(checkpoint: Checkpoint, layer: int, arena: Arena) -> AttentionWeights:
         config, prefix = checkpoint.config, f"layers.{layer}."
 
         def vectors(wanted: bool, *names: str) -> np.ndarray:
@@ -79,9 +91,11 @@ class HostDense:
             norm_bias=vectors(shifted, "attn_norm_bias"),
             ffn_norm=checkpoint.tensor(prefix + "ffn_norm"),
             ffn_norm_bias=vectors(shifted, "ffn_norm_bias"),
-            wqkv=stacked([packed_or_float(checkpoint, prefix + name) for name in ("wq", "wk", "wv")]),
+            wqkv=kept(
+                arena, stacked([packed_or_float(checkpoint, prefix + name) for name in ("wq", "wk", "wv")])
+            ),
             bqkv=vectors(config.qkv_bias, "bq", "bk", "bv"),
-            wo=packed_or_float(checkpoint, prefix + "wo"),
+            wo=kept(arena, packed_or_float(checkpoint, prefix + "wo")),
             bo=vectors(config.out_bias, "bo"),
         )
 

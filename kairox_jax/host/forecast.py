@@ -15,6 +15,7 @@ from kairox_jax.host import crew, loops, rows, threads
 from kairox_jax.host.calls import read_only
 from kairox_jax.host.compile import kernel
 from kairox_jax.io.predictors import RMS_EPS, LayerPredictor, Predictors
+from kairox_jax.placement.arena import Arena
 from kairox_jax.quant import PackedRows
 
 _CHUNK = 32  # rows that a thread takes at a time
@@ -95,7 +96,8 @@ class HostPredictors:
         first = predictors.layers[0]
         neurons, dim = first.fc2.shape[0], first.fc1.shape[1]
         self._normalise = predictors.norm == "rms"
-        self._layers = [_arguments(layer) for layer in predictors.layers]
+        arena = Arena()
+        self._layers = [_arguments(layer, arena) for layer in predictors.layers]
         self._ranks = [layer.fc1.shape[0] for layer in predictors.layers]
         self._has_rest = [layer.rest is not None for layer in predictors.layers]
         widest, width = max(dim, *self._ranks), len(rows.width_of(batch))
@@ -129,7 +131,7 @@ class HostPredictors:
         return chosen, y if self._has_rest[layer] else None
 
 
-def _arguments(layer: LayerPredictor) -> tuple:
+def _arguments(layer: LayerPredictor, arena: Arena) -> tuple:
     """Return what the kernel takes of a layer: its rows with their marks and biases, and the threshold."""
     rest = (
         PackedRows(data=np.empty((0, 0), np.uint8), format=layer.fc2.format)
@@ -139,6 +141,5 @@ def _arguments(layer: LayerPredictor) -> tuple:
     result: list = []
     for packed, bias in ((layer.fc1, layer.fc1_bias), (layer.fc2, layer.bias), (rest, layer.rest_bias)):
         values = np.empty(0, np.float32) if bias is None else np.array(bias, np.float32)
-        data = np.ascontiguousarray(packed.data)
-        result += [read_only(data), rows.MARKS[packed.format], read_only(values)]
+        result += [arena.keep(packed.data), rows.MARKS[packed.format], read_only(values)]
     return (*result, np.float32(layer.threshold))

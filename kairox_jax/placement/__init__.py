@@ -1,5 +1,6 @@
 """Where neurons live: the host's store, the device's slots, and the plan of a memory budget."""
 
+from kairox_jax.placement.arena import Arena
 from kairox_jax.placement.planner import BudgetPlan, Needs, plan_budget
 from kairox_jax.placement.slot_arrays import (
     SlotArrays,
@@ -14,6 +15,7 @@ from kairox_jax.placement.store import NeuronStore, load_store, record_layouts
 from kairox_jax.placement.unpack import unpack_records, unpack_rows
 
 __all__ = [
+    "Arena",
     "BudgetPlan",
     "Needs",
     "NeuronStore",

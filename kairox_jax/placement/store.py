@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from kairox_jax.config import ModelConfig
+from kairox_jax.placement.arena import Arena, aligned_bytes
 from kairox_jax.quant import (
     PackedRows,
     RecordLayout,
@@ -18,8 +19,6 @@ from kairox_jax.quant import (
     split_columns,
     transpose_rows,
 )
-
-ALIGNMENT = 64  # bytes; JAX's CPU backend takes an aligned NumPy array without a copy
 
 
 class RowSource(Protocol):
@@ -49,13 +48,6 @@ class RowSource(Protocol):
     def release(self) -> None:
         """Give back memory that reading took."""
         ...
-
-
-def aligned_bytes(rows: int, row_bytes: int) -> UInt8[np.ndarray, "rows nbytes"]:
-    """Return an uninitialised uint8 array whose first byte is aligned to ``ALIGNMENT``."""
-    raw = np.empty(rows * row_bytes + ALIGNMENT, np.uint8)
-    offset = -raw.ctypes.data % ALIGNMENT
-    return raw[offset : offset + rows * row_bytes].reshape(rows, row_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,13 +139,13 @@ def load_store(source: RowSource, *, progress: Callable[[int], None] = lambda la
         The store, read-only.
     """
     config, layouts = source.config, record_layouts(source)
-    layers, scales = [], []
+    layers, scales, arena = [], [], Arena()
     for layer, layout in enumerate(layouts):
-        records = aligned_bytes(config.num_neurons, layout.record_bytes)
+        records = arena.take(config.num_neurons, layout.record_bytes)
         *inputs, down = (f"layers.{layer}.{name}" for name in row_names(config))
         for row, name in enumerate(inputs):
             layout.put(records, row, _rows(source, name, layout.formats[row]))
-        scales.append(_put_down(source, down, layout, records))
+        scales.append(_put_down(source, down, layout, records, arena))
         records.flags.writeable = False
         layers.append(records)
         source.release()  # else the file's pages stay in memory beside the records: twice the model
@@ -166,7 +158,7 @@ def load_store(source: RowSource, *, progress: Callable[[int], None] = lambda la
 
 
 def _put_down(
-    source: RowSource, name: str, layout: RecordLayout, records: UInt8[np.ndarray, "F nbytes"]
+    source: RowSource, name: str, layout: RecordLayout, records: UInt8[np.ndarray, "F nbytes"], arena: Arena
 ) -> SharedScales | None:
     """Write the down columns of a layer, and return the scales that they share."""
     row = len(layout.formats) - 1
@@ -178,19 +170,11 @@ def _put_down(
     if layout.shares_scales:
         codes, scales = split_columns(by_output)
         layout.put_bytes(records, row, codes)
-        minima = None if scales.minima is None else _aligned(scales.minima)
-        return SharedScales(_aligned(scales.scales), minima)
+        minima = None if scales.minima is None else arena.keep(scales.minima)
+        return SharedScales(arena.keep(scales.scales), minima)
     at = layout.offsets[row]
     transpose_rows(by_output, records[:, at : at + layout.row_bytes[row]])
     return None
-
-
-def _aligned(table: np.ndarray) -> np.ndarray:
-    """Copy a table to aligned, read-only memory."""
-    copy = aligned_bytes(len(table), table.shape[1] * table.itemsize).view(table.dtype)
-    copy[:] = table
-    copy.flags.writeable = False
-    return copy
 
 
 def _rows(source: RowSource, name: str, format: str) -> PackedRows:
