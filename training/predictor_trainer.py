@@ -167,7 +167,8 @@ class Trainer:
         """Train all layers together, and keep the result."""
         o, files = self.options, [self.work / f"distilled-{layer:03}.npz" for layer in range(len(fitted))]
         if not files[-1].exists():  # written last
-            shares = dict.fromkeys(KINDS, float(np.mean(choice.shares))) | (o.distil_shares or {})
+            shares: dict[str, float] = dict.fromkeys(KINDS, float(np.mean(choice.shares)))
+            shares.update(o.distil_shares or {})
             settings = DistilSettings(
                 steps=o.distil_steps, batch=o.distil_batch, rate=o.distil_rate, every=o.distil_every,
                 patience=o.patience, seed=o.seed, shares=shares, products=o.products,

@@ -54,6 +54,8 @@ def check(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {value} must be above zero, such as {example}")
     if options.start is not None and not options.distil_steps:
         raise ValueError("--start goes on with training all layers together: give --distil-steps above 0")
+    if options.distil_shares and not options.distil_steps:
+        raise ValueError("--distil-shares is for training all layers together: give --distil-steps above 0")
     if options.products not in PRODUCTS:
         raise ValueError(f"--products {options.products} is not one of {', '.join(PRODUCTS)}")
     for name in ("bytes", "share", "recall"):

@@ -158,6 +158,7 @@ def _dry_run(args: argparse.Namespace, engine_api: Any | None) -> int:
         mode=args.mode,
         placement=placement,
         context_length=args.ctx_size,
+        threads=args.threads,
         sparsity=args.sparsity,
         predictors=args.predictors,
     )

@@ -17,8 +17,15 @@ def _flag(name: str, help: str, convert: Callable[[str], Any], default: Any, met
 
 def _shares(text: str) -> dict[str, float]:
     """Convert ``prose=0.58,code=0.54``."""
-    pairs = [part.partition("=") for part in text.split(",")]
-    return {kind.strip(): number(share) for kind, _, share in pairs}
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        kind, _, share = (word.strip() for word in part.partition("="))
+        if not kind or not share:
+            raise ValueError(f"{part!r} is no KIND=X, such as prose=0.58")
+        if kind in found:
+            raise ValueError(f"{kind} has two shares: give it one")
+        found[kind] = number(share)
+    return found
 
 
 FILES = (

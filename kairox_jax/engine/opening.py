@@ -32,7 +32,7 @@ from kairox_jax.engine.loading import (
 from kairox_jax.engine.needs import host_dense_bytes
 from kairox_jax.engine.setup import Setup
 from kairox_jax.engine.whole import Whole
-from kairox_jax.host import MAX_BATCH, limit_threads, thread_count
+from kairox_jax.host import MAX_BATCH, check_threads, limit_threads, thread_count
 from kairox_jax.io import Checkpoint, Predictors, Sparsity, Tokenizer, open_checkpoint
 from kairox_jax.models import (
     find_predictors,
@@ -235,11 +235,14 @@ def plan_only(
     mode: str = "exact",
     placement: PlacementConfig | None = None,
     context_length: int | None = None,
+    threads: int | None = None,
     sparsity: str | Path | None = None,
     predictors: str | Path | None = None,
     parallel: int = 1,
 ) -> BudgetPlan:
     """Plan the memory of a model without reading its weights; see ``Engine`` for arguments and errors."""
+    if threads is not None:
+        check_threads(threads)
     checkpoint = open_checkpoint(model)
     setup, _ = _set_up(
         checkpoint,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Positions. A shorter beginning saves nothing, since a piece of a prompt is padded; and a prompt that is cut elsewhere
-# gets other roundings, which none should get for a first word that it shares with another.
+# Positions. A shorter beginning saves next to nothing, since tokens are multiplied by groups; and on an accelerator a
+# prompt that is cut elsewhere gets other roundings, which none should get for a first word that it shares.
 WORTH_REUSING = 8
 WORTH_COPYING = 16  # more than the row has itself; fewer are computed as fast as a row is copied
 

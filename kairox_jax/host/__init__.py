@@ -7,7 +7,7 @@ from kairox_jax.host.kernels import LayerFfn, residual_ffn
 from kairox_jax.host.products import matmul, matvec
 from kairox_jax.host.rows import host_formats
 from kairox_jax.host.rules import Rule
-from kairox_jax.host.threads import limit_threads, thread_count
+from kairox_jax.host.threads import check_threads, limit_threads, thread_count
 
 __all__ = [
     "MAX_BATCH",
@@ -16,6 +16,7 @@ __all__ = [
     "HostPredictors",
     "LayerFfn",
     "Rule",
+    "check_threads",
     "host_formats",
     "limit_threads",
     "host_norm",

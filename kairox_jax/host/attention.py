@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.host import attention_loops, prompt_block, rows, threads
-from kairox_jax.host.calls import COUNTERS, aligned, read_only, room_for
+from kairox_jax.host.calls import COUNTERS, aligned, check_floats, read_only, room_for
 from kairox_jax.quant import PackedRows
 
 
@@ -72,6 +72,26 @@ class HostAttention:
         self._attended = np.empty((batch, config.d_model), np.float32)
         self._window = length if config.sliding_window is None else config.sliding_window
 
+    def _check(
+        self,
+        x: np.ndarray,
+        keys: np.ndarray,
+        values: np.ndarray,
+        cache_rows: np.ndarray,
+        positions: np.ndarray,
+        cos: np.ndarray,
+        sin: np.ndarray,
+    ) -> None:
+        config, count = self.config, len(x)
+        check_floats("x", x, (None, config.d_model), written=True)
+        for name, cache in (("keys", keys), ("values", values)):
+            check_floats(name, cache, (None, config.num_kv_heads, None, config.head_dim), written=True)
+        for name, turn in (("cos", cos), ("sin", sin)):
+            check_floats(name, turn, (count, None))
+        for name, numbers in (("cache_rows", cache_rows), ("positions", positions)):
+            if numbers.dtype != np.int32 or numbers.shape != (count,):
+                raise ValueError(f"{name} are {numbers.dtype} {numbers.shape}: expected int32 ({count},)")
+
     def front(
         self,
         weights: AttentionWeights,
@@ -95,8 +115,16 @@ class HostAttention:
 
         Returns:
             The FFN's normalised input [n, D]; overwritten by the next call.
+
+        Raises:
+            ValueError: shapes or types do not fit. Rows and positions outside the cache are not looked for.
         """
+        self._check(x, keys, values, cache_rows, positions, cos, sin)
         n = len(x)
+        if n > self.batch:
+            raise ValueError(
+                f"x holds {n} tokens: this attention was made for at most {self.batch} in a step"
+            )
         with threads.own() as helpers:
             attention_loops.front(
                 x, weights.norm, weights.norm_bias, weights.ffn_norm, weights.ffn_norm_bias,
@@ -123,6 +151,7 @@ class HostAttention:
 
         Arguments and result as for ``front``; activations are never rounded.
         """
+        self._check(x, keys, values, cache_rows, positions, cos, sin)
         count, config = len(x), self.config
         size = config.num_heads * config.head_dim
         with threads.own() as helpers:

@@ -22,6 +22,7 @@ COUNTERS = np.zeros(8 * crew.STAGE_BYTES // 8, np.int64)  # of the owner, as its
 # are FEW_CHUNKS of them, or if it would be larger than LARGE_CHUNK, MAX_CHUNKS.
 FEW_CHUNKS, LARGE_CHUNK, MAX_CHUNKS = 12, 128, 32
 
+_FLOAT32 = np.dtype(np.float32)
 _scratch: dict[str, np.ndarray] = {}
 
 
@@ -38,16 +39,27 @@ def aligned(name: str, *shape: int) -> np.ndarray:
     return _scratch[name][:size].reshape(shape)
 
 
-def check_floats(name: str, array: np.ndarray, shape: tuple[int | None, ...]) -> None:
-    """Raise ``ValueError`` unless the array is C-contiguous float32 of this shape, where None is any length."""
-    fits = array.ndim == len(shape) and all(
-        want in (None, got) for want, got in zip(shape, array.shape, strict=True)
+def check_floats(
+    name: str, array: np.ndarray, shape: tuple[int | None, ...], *, written: bool = False
+) -> None:
+    """Raise ``ValueError`` unless the array is C-contiguous float32 of this shape, where None is any length.
+
+    Args:
+        written: whether it must be writable too.
+    """
+    flags = array.flags
+    if array.dtype == _FLOAT32 and flags.c_contiguous and array.ndim == len(shape):
+        if written and not flags.writeable:
+            raise ValueError(f"{name} cannot be written: give an array that is not read-only")
+        for want, got in zip(shape, array.shape, strict=True):
+            if want is not None and want != got:
+                break
+        else:
+            return
+    raise ValueError(
+        f"{name} is {array.dtype} {array.shape}: expected C-contiguous float32 "
+        f"{tuple('any' if n is None else n for n in shape)}"
     )
-    if not fits or array.dtype != np.float32 or not array.flags.c_contiguous:
-        raise ValueError(
-            f"{name} is {array.dtype} {array.shape}: expected C-contiguous float32 "
-            f"{tuple('any' if n is None else n for n in shape)}"
-        )
 
 
 def read_only(array: np.ndarray) -> np.ndarray:

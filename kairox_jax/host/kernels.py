@@ -115,7 +115,7 @@ class LayerFfn:
         """Compute what the chosen neurons add to the FFN's output; arguments as for ``residual_ffn``."""
         check_floats("x", x, (None, self.num))
         batch = len(x)
-        check_floats("out", out, x.shape)
+        check_floats("out", out, x.shape, written=True)
         if not 1 <= batch <= MAX_BATCH:
             raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
         if ids.dtype != np.int32 or ids.ndim != 1 or not 0 <= n <= ids.shape[0] or not ids.flags.c_contiguous:
@@ -126,6 +126,8 @@ class LayerFfn:
             raise ValueError(
                 f"active is {active.dtype} {active.shape}: expected uint8 [{batch}, at least {n}]"
             )
+        if not active.flags.writeable:
+            raise ValueError("active cannot be written: give an array that is not read-only")
         width, chunk = rows.width_of(batch), chunk_of(n)
         with threads.own(1 if n * self.record_bytes < SERIAL_BYTES else num_threads) as helpers:
             slots = np.empty(-(-n // chunk), np.int64)
@@ -147,7 +149,7 @@ class LayerFfn:
             ValueError: shapes or types do not fit.
         """
         check_floats("h", h, (None, self.num))
-        check_floats("x", x, h.shape)
+        check_floats("x", x, h.shape, written=True)
         raw, gated, _ = self._before
         down_mark, row_bytes, *tables = self._weights
         with threads.own() as helpers:

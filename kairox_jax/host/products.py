@@ -42,7 +42,7 @@ def matvec(
     raw, format = _matrix(matrix, num)
     if not 1 <= batch <= MAX_BATCH:
         raise ValueError(f"x holds {batch} tokens: expected 1 to {MAX_BATCH}; split larger batches")
-    check_floats("out", out, (batch, raw.shape[0]))
+    check_floats("out", out, (batch, raw.shape[0]), written=True)
     mark, width = rows.mark_of(format, checked(activations)), rows.width_of(batch)
     with threads.own(1 if raw.size < SERIAL_BYTES else None) as helpers:
         inputs = aligned("inputs", rows.prepared_floats(num, len(width)))
@@ -66,7 +66,7 @@ def matmul(
     """
     check_floats("x", x, (None, None))
     raw, format = _matrix(matrix, x.shape[1])
-    check_floats("out", out, (len(x), raw.shape[0]))
+    check_floats("out", out, (len(x), raw.shape[0]), written=True)
     with threads.own() as helpers:
         prompt.matmul(read_only(x), room_for(*x.shape), raw, rows.MARKS[format], out, COUNTERS, helpers)
 

@@ -79,11 +79,16 @@ def limit_threads(num_threads: int) -> None:
     Raises:
         ValueError: less than one, or more than ``NUMBA_NUM_THREADS`` allows.
     """
+    check_threads(num_threads)
+    _limit["threads"] = num_threads
+
+
+def check_threads(num_threads: int) -> None:
+    """Raise ``ValueError`` where ``limit_threads`` would."""
     if not 1 <= num_threads <= config.NUMBA_NUM_THREADS:
         raise ValueError(
             f"--threads {num_threads}: choose 1 to {config.NUMBA_NUM_THREADS}, the processors of this machine"
         )
-    _limit["threads"] = num_threads
 
 
 def start() -> str:

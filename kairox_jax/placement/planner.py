@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kairox_jax.config import ModelConfig, PlacementConfig
@@ -154,8 +155,8 @@ def plan_budget(
     if room is not None and room < (asked or 0):
         what = what or (f"{asked} slots a layer" if asked else "the dense part")
         raise ValueError(
-            f"a budget of {(limit or 0) / 1e6:.1f} MB is too small for {what}: it needs at least "
-            f"{least.total_bytes / 1e6:.1f} MB; {remedy}\n{least.table()}"
+            f"a budget of {limit or 0:,} bytes is too small for {what}: it needs at least "
+            f"{math.ceil(least.total_bytes / 1e5) / 10:.1f} MB; {remedy}\n{least.table()}"
         )
     if asked is not None:
         return made(asked, "as --gpu-cache-neurons asks")

@@ -255,3 +255,41 @@ def test_host_norm(rng: np.random.Generator, shifted: bool) -> None:
     want = np.stack([normed(row, scale.astype(np.float64), bias) for row in x.astype(np.float64)])
     got = host_norm(x, scale, bias, CONFIG.norm_eps)
     assert got.dtype == np.float32 and relative_error(got, want) < 1e-6
+
+
+def test_mistakes_are_refused_before_anything_is_written(rng: np.random.Generator) -> None:
+    case = Case(rng, "f32", 2)
+    runner = HostAttention(case.config, batch=2, length=LENGTH)
+    weights = AttentionWeights(norm=case.norm, ffn_norm=case.ffn_norm, wqkv=case.wqkv, wo=case.wo)
+    half = case.config.head_dim // 2
+
+    def frozen(array: np.ndarray) -> np.ndarray:
+        copy = array.copy()
+        copy.flags.writeable = False
+        return copy
+
+    turn = np.zeros((2, half), np.float32)
+    good = dict(
+        x=case.x, keys=case.keys, values=case.values, cache_rows=np.arange(2, dtype=np.int32),
+        positions=np.zeros(2, np.int32), cos=turn, sin=turn,
+    )  # fmt: skip
+    three = {name: np.zeros(3, np.int32) for name in ("cache_rows", "positions")}
+    wrong: list[tuple[str, dict[str, np.ndarray]]] = [
+        ("expected C-contiguous float32", {"x": np.zeros((2, CONFIG.d_model + 1), np.float32)}),
+        ("expected C-contiguous float32", {"x": case.x.astype(np.float64)}),
+        ("x cannot be written", {"x": frozen(case.x)}),
+        ("keys cannot be written", {"keys": frozen(case.keys)}),
+        ("values is float32", {"values": case.values[..., :-1].copy()}),
+        ("cos is float32", {"cos": turn[:1]}),
+        ("positions are int64", {"positions": np.zeros(2, np.int64)}),
+        ("at most 2 in a step", {"x": np.zeros((3, CONFIG.d_model), np.float32), **three,
+                                 "cos": np.zeros((3, half), np.float32), "sin": np.zeros((3, half), np.float32)}),
+    ]  # fmt: skip
+    before = [case.x.copy(), case.keys.copy(), case.values.copy()]
+    for message, change in wrong:
+        with pytest.raises(ValueError, match=message):
+            runner.front(weights, **{**good, **change})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="x cannot be written"):
+        runner.prompt(weights, **{**good, "x": frozen(case.x)})  # type: ignore[arg-type]
+    for old, now in zip(before, (case.x, case.keys, case.values), strict=True):
+        np.testing.assert_array_equal(now, old)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from test_columns import SOURCES, Layer
 
-from kairox_jax.host import LayerFfn, Rule, matmul, reference, threads
+from kairox_jax.host import LayerFfn, Rule, matmul, matvec, reference, threads
 from kairox_jax.quant import PackedRows, RecordLayout
 
 TOLERANCE = 1e-5  # relative
@@ -121,3 +121,23 @@ def test_mistakes_are_named(rng: np.random.Generator) -> None:
         ffn.add_all(h, h.astype(np.float64))
     with pytest.raises(ValueError, match=r"expected C-contiguous float32 \(3, 64\)"):
         ffn.add_all(h, np.zeros((4, 64), np.float32))
+
+
+def test_what_cannot_be_written_is_refused() -> None:
+    ones = np.ones((2, 64), np.float32)
+    frozen = np.zeros((2, 64), np.float32)
+    frozen.flags.writeable = False
+    records, ids = np.ones((40, 2, 64), np.float32), np.arange(40, dtype=np.int32)
+    ffn = LayerFfn(records, None, Rule.RELU, 0.0, num=64)
+    closed = np.zeros((2, 40), np.uint8)
+    closed.flags.writeable = False
+    with pytest.raises(ValueError, match="out cannot be written"):
+        ffn(ones, ids, 40, frozen, np.zeros((2, 40), np.uint8))
+    with pytest.raises(ValueError, match="active cannot be written"):
+        ffn(ones, ids, 40, np.zeros((2, 64), np.float32), closed)
+    with pytest.raises(ValueError, match="x cannot be written"):
+        ffn.add_all(ones, frozen)
+    for product in (matmul, matvec):
+        with pytest.raises(ValueError, match="out cannot be written"):
+            product(ones, np.ones((64, 64), np.float32), frozen)
+    assert not frozen.any() and not closed.any()

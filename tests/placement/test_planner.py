@@ -1,5 +1,6 @@
 """The budget planner: bytes add up, never exceed the budget, and every refusal says what to do."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -142,6 +143,17 @@ def test_below_the_dense_part_is_refused_with_the_least_and_the_plan() -> None:
     assert "too small for the dense part" in message and f"{NEEDS.fixed_bytes / 1e6:.1f} MB" in message
     assert "raise --vram-budget" in message and "--ctx-size" in message
     assert "219.0 MB" in message and "94.0 MB" in message, "the plan's table"
+
+
+def test_the_least_budget_that_is_named_is_enough() -> None:
+    for odd in (1, 49_999, 50_000):
+        needs = replace(NEEDS, workspace_bytes=NEEDS.workspace_bytes + odd)
+        with pytest.raises(ValueError) as error:
+            plan_budget(MODEL, PlacementConfig(vram_budget_bytes=1000), needs, device_free_bytes=None)
+        named = re.search(r"a budget of 1,000 bytes is .* at least ([\d.]+) MB", str(error.value))
+        assert named is not None and float(named[1]) * 1e6 >= needs.fixed_bytes
+        budget = PlacementConfig(vram_budget_bytes=round(float(named[1]) * 1e6))
+        assert plan_budget(MODEL, budget, needs, device_free_bytes=None).total_bytes <= float(named[1]) * 1e6
 
 
 def test_a_device_that_is_too_small_is_refused_without_a_budget() -> None:

@@ -190,6 +190,10 @@ def test_mistakes_take_one_line(
         assert lines[-1].startswith("kairox: error: ") and message in lines[-1], lines
 
     train = f"train-predictors tiny {text} {SETTINGS} --distil-steps 0"
+    fails("--distil-shares is for training all layers", f"{train} {out} --distil-shares prose=0.6")
+    train = f"train-predictors tiny {text} {SETTINGS} --distil-steps 1"
+    fails("'prose=' is no KIND=X, such as", f"{train} {out} --distil-shares prose=")
+    fails("prose has two shares", f"{train} {out} --distil-shares prose=0.6,prose=0.7")
     fails("empty.txt is empty", f"train-predictors tiny {tmp_path}/empty.txt --text-only {out}")
     fails("as long as a window", f"{train} --window 5000 {out}")
     fails("needs --out", train)
