@@ -119,17 +119,23 @@ class Ticket:
         arrived, loop = asyncio.Event(), asyncio.get_running_loop()
         with self._arrived:
             self._wake = lambda: loop.call_soon_threadsafe(arrived.set)
-        while True:
-            arrived.clear()
-            while self._items:
-                item = self._items.popleft()
-                yield _checked(item)
-                if isinstance(item, Chunk) and item.result is not None:
-                    return
-            try:
-                await asyncio.wait_for(arrived.wait(), self._remaining_s())
-            except TimeoutError:
-                self._expire()
+        remaining_s = self._remaining_s()
+        # One timer for all tokens: waiting for each with a limit of its own would make a task for each.
+        timer = None if remaining_s is None else loop.call_later(remaining_s, arrived.set)
+        try:
+            while True:
+                arrived.clear()
+                while self._items:
+                    item = self._items.popleft()
+                    yield _checked(item)
+                    if isinstance(item, Chunk) and item.result is not None:
+                        return
+                if self._remaining_s() == 0:
+                    self._expire()
+                await arrived.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _remaining_s(self) -> float | None:
         return None if self._deadline is None else max(self._deadline - monotonic(), 0.0)

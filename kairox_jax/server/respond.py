@@ -91,6 +91,10 @@ async def _events(job: Job, tickets: list[Ticket], answer: Answer, include_usage
 
 async def _merged(tickets: list[Ticket]) -> AsyncGenerator[tuple[int, Chunk]]:
     """Yield the chunks of all tickets as they come, each with its ticket's index."""
+    if len(tickets) == 1:
+        async for chunk in tickets[0]:
+            yield 0, chunk
+        return
     arrived: asyncio.Queue[tuple[int, Chunk | ServingError]] = asyncio.Queue()
 
     async def pump(index: int, ticket: Ticket) -> None:
