@@ -47,17 +47,24 @@ class HostDense:
         batch: B, sequences that the cache holds.
         context_length: the most positions of a sequence.
         activations: of the kernels, one of ``HOST_ACTIVATIONS``.
+        arena: for the matrices; one of its own where not given.
     """
 
     name = "host kernels"
 
     def __init__(
-        self, checkpoint: Checkpoint, *, batch: int, context_length: int, activations: str = "float32"
+        self,
+        checkpoint: Checkpoint,
+        *,
+        batch: int,
+        context_length: int,
+        activations: str = "float32",
+        arena: Arena | None = None,
     ) -> None:
         self.config = config = checkpoint.config
         self.activations = activations
         self.batch, self.length = batch, cache_length(context_length)
-        arena = Arena()
+        arena = Arena() if arena is None else arena
         self.weights = list[AttentionWeights]()
         for layer in range(config.num_layers):
             self.weights.append(self._layer_weights(checkpoint, layer, arena))

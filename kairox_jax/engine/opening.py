@@ -43,7 +43,7 @@ from kairox_jax.models import (
     resolve_thresholds,
 )
 from kairox_jax.nvidia import limit_device_memory
-from kairox_jax.placement import BudgetPlan, load_store, record_layouts, resolve_slot_format
+from kairox_jax.placement import Arena, BudgetPlan, load_store, record_layouts, resolve_slot_format
 from pallas_kernels.implementations import resolve_implementation
 
 logger = logging.getLogger("kairox")
@@ -201,8 +201,11 @@ def _load_hybrid(
     """Load the records and the dense part; where the device is the CPU itself, host kernels run the latter."""
     platform, callback = setup.device.platform, placement.host_callback
     sizes: dict[str, int] = dict(batch=setup.parallel, context_length=setup.context_length)
+    # Beside slots on a CPU device XLA's part took two to four times as long with weights in large pages, for a reason
+    # that was not found: there each matrix keeps an allocation of its own.
+    arena = Arena(0) if platform == "cpu" and setup.plan.slots_per_layer else Arena()
     if host_runs_dense(placement, platform):
-        dense = HostDense(checkpoint, activations=placement.host_activations, **sizes)
+        dense = HostDense(checkpoint, activations=placement.host_activations, arena=arena, **sizes)
     else:
         dense = DeviceDense(checkpoint, **sizes)
     forecast = None
@@ -222,7 +225,7 @@ def _load_hybrid(
         link=make_link(placement.emulated_link),
         host_activations=placement.host_activations,
     )
-    store = load_store(checkpoint)
+    store = load_store(checkpoint, arena=arena)
     if callback == "split":
         return Hybrid(store, dense, **settings)
     assert isinstance(dense, DeviceDense)

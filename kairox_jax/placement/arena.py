@@ -27,14 +27,16 @@ class Arena:
     finding them. Where Linux has no large pages left nothing changes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+        """Begin with nothing; ``block_bytes`` 0 gives each array an allocation of its own."""
+        self._block_bytes = block_bytes
         self._block, self._used = np.empty((1, 0), np.uint8), 0
 
     def take(self, rows: int, row_bytes: int) -> UInt8[np.ndarray, "rows nbytes"]:
         """Return an uninitialised array."""
         size = rows * row_bytes
         if self._used + size > self._block.shape[1]:
-            self._block = aligned_bytes(1, max(size, BLOCK_BYTES), alignment=LARGE_PAGE)
+            self._block = aligned_bytes(1, max(size, self._block_bytes), alignment=LARGE_PAGE)
             self._used = 0
         first = self._used
         self._used += -(-size // ALIGNMENT) * ALIGNMENT

@@ -128,18 +128,24 @@ def _down_format(source: RowSource, name: str) -> str:
     return column_format(by_output.format) or by_output.format
 
 
-def load_store(source: RowSource, *, progress: Callable[[int], None] = lambda layer: None) -> NeuronStore:
+def load_store(
+    source: RowSource,
+    *,
+    progress: Callable[[int], None] = lambda layer: None,
+    arena: Arena | None = None,
+) -> NeuronStore:
     """Read every neuron of a checkpoint into records; beside them, one matrix at a time is in memory.
 
     Args:
         source: an open checkpoint.
         progress: called with the index of each finished layer.
+        arena: for the records; one of its own where not given.
 
     Returns:
         The store, read-only.
     """
     config, layouts = source.config, record_layouts(source)
-    layers, scales, arena = [], [], Arena()
+    layers, scales, arena = [], [], Arena() if arena is None else arena
     for layer, layout in enumerate(layouts):
         records = arena.take(config.num_neurons, layout.record_bytes)
         *inputs, down = (f"layers.{layer}.{name}" for name in row_names(config))
