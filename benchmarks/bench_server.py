@@ -25,7 +25,6 @@ from benchmarks.load_clients import Call, differing, make_calls, run_phase, summ
 
 START_S = 600
 WARM_UP = 2  # requests a client
-IDLE_S = 10.0  # after them: an idle server compiles what other prompts may need
 
 
 def get_json(address: str, path: str) -> Any:
@@ -78,7 +77,6 @@ def measure(address: str, pid: int | None, args: argparse.Namespace) -> dict[str
     whole = [Call(prompt=call.prompt, max_tokens=call.max_tokens) for call in calls]
     first = make_calls(WARM_UP * args.clients, seed=args.seed + 1, cut_frac=0)
     run_phase(address, first, args.clients, name="warm-up")
-    time.sleep(IDLE_S)
     rss = {"after_warm_up": _rss(pid)}
     alone, alone_s = run_phase(address, whole, 1, name="alone")
     rss["after_alone"] = _rss(pid)

@@ -12,11 +12,11 @@ from jaxtyping import Float
 
 from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.prefill import Piece
-from kairox_jax.host import LayerFfn
+from kairox_jax.host import LayerFfn, tiles
 
 # Tokens of a piece: of one prompt, and of several together. Of a batch, others wait for it meanwhile.
 MOST_TOKENS, MOST_IN_BATCH, MOST_TOGETHER = 256, 128, 256
-GROUP = 32  # tokens that are multiplied together: a piece of less costs as much
+GROUP = tiles.TOKENS  # tokens that are multiplied together: a piece of less costs as much
 
 
 class HostPrefill:

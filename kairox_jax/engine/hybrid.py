@@ -218,9 +218,8 @@ class Hybrid:
     def _warm_up(self) -> None:
         """Compile what a request runs, so that none of it counts as a request's time."""
         self.prefill_logits(np.zeros(1, np.int32), 0, 0)
-        self.prefill_together(
-            [Piece(np.zeros(1, np.int32), 0, 0)]
-        )  # the line above may have run it as a step's
+        # As a piece too: the line above may have run it as a step's.
+        self.prefill_together([Piece(np.zeros(1, np.int32), 0, 0)])
         for n in range(1, self.dense.batch + 1):  # writes position 0 of the cache, which a prompt writes anew
             nothing = np.zeros(n, np.int32)
             self._forward(nothing, nothing, np.arange(n, dtype=np.int32))

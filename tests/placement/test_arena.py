@@ -29,6 +29,13 @@ def test_small_arrays_share_an_allocation_and_large_ones_have_their_own() -> Non
     assert large.nbytes == BLOCK_BYTES + 1 and large.ctypes.data % LARGE_PAGE == 0
 
 
+def test_arrays_may_have_allocations_of_their_own() -> None:
+    arena = Arena(0)
+    arrays = [arena.take(3, 100), arena.take(1, 64), arena.take(2, 5)]
+    assert all(array.base is not None and array.ctypes.data % LARGE_PAGE == 0 for array in arrays)
+    assert len({array.ctypes.data for array in arrays}) == 3
+
+
 def test_a_copy_keeps_its_values_and_cannot_be_written(rng: np.random.Generator) -> None:
     arena = Arena()
     values = rng.normal(size=(5, 7)).astype(np.float16)
