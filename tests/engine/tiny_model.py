@@ -20,6 +20,7 @@ from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.hybrid import Hybrid, StepCounts
 from kairox_jax.engine.migrate import Migrator
 from kairox_jax.io import open_checkpoint
+from kairox_jax.placement import Arena
 
 MODELS = Path(__file__).parents[1] / "data/models"
 TINY = MODELS / "relu-llama"
@@ -29,7 +30,7 @@ NUM_LAYERS, NUM_NEURONS, VOCAB = 2, 160, 131
 class DeviceInstead(DeviceDense):
     """Stands where the engine makes a ``HostDense``."""
 
-    def __init__(self, checkpoint: Any, *, activations: str, **sizes: int) -> None:
+    def __init__(self, checkpoint: Any, *, activations: str, arena: Arena, **sizes: int) -> None:
         super().__init__(checkpoint, **sizes)
 
 
