@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from kairox_jax.engine.programs import Leaves, Rebuild, split_module
 from kairox_jax.host import HostPredictors
@@ -28,6 +28,10 @@ class Forecasted(NamedTuple):
     def on_host(self) -> Forecasted:
         """Return it as NumPy arrays."""
         return Forecasted(np.asarray(self.chosen), None if self.rest is None else np.asarray(self.rest))
+
+    def share(self) -> Bool[np.ndarray, " F"] | Float[np.ndarray, " F"]:
+        """Return what a policy sees of the choices of n sequences; on the host."""
+        return self.chosen[0] if len(self.chosen) == 1 else self.chosen.mean(axis=0, dtype=np.float32)
 
 
 class Forecast(Protocol):

@@ -128,7 +128,7 @@ class HostDense:
 
         Arguments as in ``DeviceDense.front``; ``x`` is updated in place.
         """
-        angles = self._turned(layer, start)
+        angles = self.turned(layer, start)
         x += y_host
         x += np.asarray(y_device)
         keys, values = self.keys[layer], self.values[layer]
@@ -149,10 +149,10 @@ class HostDense:
             positions: of the tokens, int32 [T]; those of a sequence follow each other.
             rows: each token's row of the cache, int32 [T].
         """
-        angles, keys, values = self._turned(layer, positions), self.keys[layer], self.values[layer]
+        angles, keys, values = self.turned(layer, positions), self.keys[layer], self.values[layer]
         return self._kernel.prompt(self.weights[layer], x, keys, values, rows, positions, *angles)
 
-    def _turned(self, layer: int, positions: Int[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+    def turned(self, layer: int, positions: Int[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
         """Return cosines and sines of the positions' angles; they are those of layer 0 in all others."""
         if layer == 0:
             angle = positions[:, None].astype(np.float32) * self._frequencies[None, :]

@@ -22,13 +22,9 @@ from kairox_jax.engine.meter import Meter, time_residents
 from kairox_jax.engine.migrate import Migrator
 from kairox_jax.engine.prefill import DevicePrefill, Piece, Prefill
 from kairox_jax.engine.programs import resident_program
+from kairox_jax.engine.whole_step import WholeStep
 from kairox_jax.host import LayerFfn, Rule, thread_count
 from kairox_jax.placement import NeuronStore, SlotTable, empty_slots
-
-
-def _share_of(chosen: Bool[np.ndarray, "n F"]) -> Bool[np.ndarray, " F"] | Float[np.ndarray, " F"]:
-    """Return what a policy sees of the forecasts of n sequences."""
-    return chosen[0] if len(chosen) == 1 else chosen.mean(axis=0, dtype=np.float32)
 
 
 def _merged(x: Any, y_device: Any, y_host: Any) -> Any:
@@ -105,6 +101,8 @@ class Hybrid:
             else DevicePrefill(store, dense, thresholds=thresholds, scales=self._scales)
         )
         self._shares_cores = isinstance(dense, HostDense)
+        alone = isinstance(dense, HostDense) and not self._has_slots and forecast is None
+        self._whole = WholeStep(dense, self._ffns) if alone else None
         drops = config.activation == "fatrelu" and bool((thresholds > 0).any())
         self._wants_pieces = forecast is not None or drops or host_activations != "float32"
         self.state: Any = policy.init(shape, prior)
@@ -165,6 +163,8 @@ class Hybrid:
         self, ids: Int[np.ndarray, " n"], start: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"]
     ) -> Pass:
         """Run all layers and merge them into logits."""
+        if self._whole is not None:
+            return self._whole(ids, start, rows)
         config, n = self.config, len(ids)
         x: Any = self.dense.embed(ids[:, None], start)[:, 0]
         y_device: Any = self._zero[:n]
@@ -189,7 +189,7 @@ class Hybrid:
                 if self._is_warm and self._has_slots:
                     assert chosen is not None
                     beside = int(np.count_nonzero(chosen[:, self._outside[layer]]))
-                    self._plan(layer + 1, _share_of(following.chosen), beside=beside)
+                    self._plan(layer + 1, following.share(), beside=beside)
             y_host = self._residual(layer, h_host, here, run)
             done = perf_counter()
             run.masks.append(mask)

@@ -7,6 +7,7 @@ from kairox_jax.host.kernels import LayerFfn, residual_ffn
 from kairox_jax.host.products import matmul, matvec
 from kairox_jax.host.rows import host_formats
 from kairox_jax.host.rules import Rule
+from kairox_jax.host.step import HostStep, StepLayer
 from kairox_jax.host.threads import check_threads, limit_threads, thread_count
 
 __all__ = [
@@ -14,8 +15,10 @@ __all__ = [
     "AttentionWeights",
     "HostAttention",
     "HostPredictors",
+    "HostStep",
     "LayerFfn",
     "Rule",
+    "StepLayer",
     "check_threads",
     "host_formats",
     "limit_threads",

@@ -61,10 +61,10 @@ def _place(qkv, bqkv, cos, sin, keys, values, cache_row, position, heads):
     for head in range(heads + kv_heads):
         _rotate(qkv[head * size : (head + 1) * size], cos, sin)
     for head in range(kv_heads):
-        first = (heads + head) * size
-        keys[cache_row, head, position] = qkv[first : first + size]
-        first += kv_heads * size
-        values[cache_row, head, position] = qkv[first : first + size]
+        key, value = (heads + head) * size, (heads + kv_heads + head) * size
+        for h in range(size):  # slices that are assigned take seconds to compile
+            keys[cache_row, head, position, h] = qkv[key + h]
+            values[cache_row, head, position, h] = qkv[value + h]
 
 
 @kernel(inner=True)

@@ -67,6 +67,11 @@ class LayerFfn:
         activations: one of ``HOST_ACTIVATIONS``. With "int8" x is rounded for the products with gate and up rows in
             q8_0, q4_0 and q4_1 (``host.integers``). Other rows, and the down sums, take floats as they are.
 
+    Attributes:
+        rows: what the loops take of gate and up rows: records, whether they are gated, and the rows' mark.
+        down: the same of down columns: their mark, bytes of a row before them, biases, scales and minima.
+        rule: number of the rule, and threshold.
+
     Raises:
         ValueError: shapes, types or the rule do not fit together.
     """
@@ -93,13 +98,13 @@ class LayerFfn:
             raise ValueError(f"rule {rule.name} needs a gate row, but the records hold two rows")
         self.num, self.record_bytes, self._padded = num, raw.shape[1], padded_columns(num)
         self._mark = rows.mark_of(layout.formats[0], checked(activations))
-        self._before = read_only(raw), num_rows == 3, self._mark
-        self._weights = (
+        self.rows = read_only(raw), num_rows == 3, self._mark
+        self.down = (
             rows.MARKS[layout.formats[-1]], layout.row_bytes[0], read_only(biases),
             *_scale_tables(scales, layout, raw.shape[0]),
         )  # fmt: skip
-        self._rule = int(rule), np.float32(threshold)
-        self._down = layout.offsets[-1], decode.block_bytes(layout.formats[-1])
+        self.rule = int(rule), np.float32(threshold)
+        self._column = layout.offsets[-1], decode.block_bytes(layout.formats[-1])
         self._row_mark = rows.MARKS[layout.formats[0]]
 
     def __call__(
@@ -134,8 +139,8 @@ class LayerFfn:
             partials = aligned("partial", helpers * slots.size, len(width), self._padded)
             inputs = aligned("inputs", rows.prepared_floats(self.num, len(width)))
             loops.ffn(
-                read_only(x), inputs, *self._before, width, *self._weights, ids[:n],
-                chunk, *self._rule, partials, slots, out, active, COUNTERS, helpers,
+                read_only(x), inputs, *self.rows, width, *self.down, ids[:n],
+                chunk, *self.rule, partials, slots, out, active, COUNTERS, helpers,
             )  # fmt: skip
 
     def add_all(self, h: Float[np.ndarray, "T D"], x: Float[np.ndarray, "T D"]) -> None:
@@ -150,14 +155,14 @@ class LayerFfn:
         """
         check_floats("h", h, (None, self.num))
         check_floats("x", x, h.shape, written=True)
-        raw, gated, _ = self._before
-        down_mark, row_bytes, *tables = self._weights
+        raw, gated, _ = self.rows
+        down_mark, row_bytes, *tables = self.down
         with threads.own() as helpers:
             tokens = room_for(*h.shape)
             zs = aligned("values", len(tokens), -(-len(raw) // BLOCK) * BLOCK * TOKENS)
             prompt.ffn(
-                read_only(h), tokens, self.num, raw, gated, self._row_mark, down_mark, row_bytes, *self._down, *tables,
-                *self._rule, zs, x, COUNTERS, helpers,
+                read_only(h), tokens, self.num, raw, gated, self._row_mark, down_mark, row_bytes, *self._column, *tables,
+                *self.rule, zs, x, COUNTERS, helpers,
             )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from kairox_jax.host.chunk import FAR_BYTES, batch_chunk, token_chunk
 from kairox_jax.host.compile import kernel
 
 _SIDE_BY_SIDE, _ALONE = rows.SIDE_BY_SIDE, rows.ALONE
-_SLICE = 512  # columns of the output that one thread adds up
+SLICE = 512  # columns of the output that one thread adds up
 
 
 @kernel(inner=True)
@@ -22,18 +22,17 @@ def prepare(x, mark, width, inputs):
 
 
 @kernel(inner=True)
-def _ffn_share(
+def ffn_share(
     inputs, batch, num, records, gated, mark, width, down_mark, row_bytes, biases, scales, minima, ids, chunk,
-    rule, threshold, partials, slots, out, active, counters,
+    rule, threshold, partials, slots, out, active, counters, stage, number,
 ):  # fmt: skip
-    """One thread's share: sums over chunks of neurons, then the sums of these in the chunks' order.
+    """One thread's share: sums over chunks of neurons, then the sums of these in the chunks' order; two stages.
 
-    A thread writes to partials of its own, the same ones in each call: they stay in its cache.
+    A thread writes to partials of its own, by its number, the same ones in each call: they stay in its cache.
     """
     chunks = slots.shape[0]
-    # A number for each thread: prange's own has another type, which would be compiled twice.
-    used = chunks * crew.take(counters, 2)
-    c = crew.take(counters, 0)
+    used = chunks * number
+    c = crew.take(counters, stage)
     while c < chunks:
         begin, end = c * chunk, min((c + 1) * chunk, ids.shape[0])
         if len(width) == 1:
@@ -48,19 +47,20 @@ def _ffn_share(
             )  # fmt: skip
         slots[c] = used
         used += 1
-        crew.finish(counters, 0)
-        c = crew.take(counters, 0)
-    crew.wait(counters, 0, chunks)
-    slices = (num + _SLICE - 1) // _SLICE
-    task = crew.take(counters, 1)
+        crew.finish(counters, stage)
+        c = crew.take(counters, stage)
+    crew.wait(counters, stage, chunks)
+    slices = (num + SLICE - 1) // SLICE
+    task = crew.take(counters, stage + 1)
     while task < batch * slices:
-        b, begin = task // slices, task % slices * _SLICE
+        b, begin = task // slices, task % slices * SLICE
         place = 4 * (b * partials.shape[2] + begin)
         rows.add_up(
             slots.ctypes.data, chunks, partials.ctypes.data + place, 4 * partials.shape[1] * partials.shape[2],
-            out.ctypes.data + 4 * (b * num + begin), min(_SLICE, num - begin),
+            out.ctypes.data + 4 * (b * num + begin), min(SLICE, num - begin),
         )  # fmt: skip
-        task = crew.take(counters, 1)
+        crew.finish(counters, stage + 1)
+        task = crew.take(counters, stage + 1)
 
 
 @kernel(parallel=True)
@@ -71,9 +71,10 @@ def ffn(
     prepare(x, mark, width, inputs)
     crew.clear(counters)
     for _ in prange(helpers):
-        _ffn_share(
+        # A number for each thread: prange's own has another type, which would be compiled twice.
+        ffn_share(
             inputs, x.shape[0], x.shape[1], records, gated, mark, width, down_mark, row_bytes, biases, scales,
-            minima, ids, chunk, rule, threshold, partials, slots, out, active, counters,
+            minima, ids, chunk, rule, threshold, partials, slots, out, active, counters, 0, crew.take(counters, 2),
         )  # fmt: skip
 
 

@@ -46,19 +46,20 @@ def _group_share(x, tokens, counters, stage):
 
 
 @kernel(inner=True)
-def _multiply(matrix, width, num, inputs, count, sums):
-    """Multiply ``count`` unpacked rows of ``width`` floats with TOKENS tokens into floats [NEURONS, TOKENS]."""
+def _multiply(matrix, width, num, inputs, present, count, sums):
+    """Multiply ``count`` unpacked rows of ``width`` floats with a group of tokens into floats [NEURONS, TOKENS]."""
     for begin in range(0, num, _DEPTH):  # so much of the tokens stays in the first cache for all rows
         for row in range(0, count, _ROWS):
             tiles.add_products(
                 _ROW_BY_ROW, matrix + 4 * (width * row + begin), 4 * width, inputs + 4 * _TOKENS * begin,
-                min(_DEPTH, num - begin), sums + 4 * _TOKENS * row,
+                present, min(_DEPTH, num - begin), sums + 4 * _TOKENS * row,
             )  # fmt: skip
 
 
 @kernel(inner=True)
 def _rows_task(
-    tokens, num, records, gated, mark, row_bytes, biases, first, last, rule, threshold, zs, matrices, products, fired,
+    tokens, num_tokens, num, records, gated, mark, row_bytes, biases, first, last, rule, threshold, zs, matrices,
+    products, fired,
 ):  # fmt: skip
     """Compute neurons first:last for all tokens [groups, D * TOKENS] into zs [groups, neurons * TOKENS]."""
     parts, width = 2 if gated else 1, matrices.shape[2]
@@ -74,7 +75,7 @@ def _rows_task(
         for part in range(parts):
             place = part * NEURONS
             _multiply(
-                into + 4 * width * place, width, num, inputs, last - first,
+                into + 4 * width * place, width, num, inputs, num_tokens - group * _TOKENS, last - first,
                 products.ctypes.data + 4 * _TOKENS * place,
             )  # fmt: skip
         if biases.shape[0] > 0:
@@ -115,7 +116,7 @@ def _columns_task(
             for weight in range(0, size, _ROWS):
                 tiles.add_products(
                     _INPUT_BY_INPUT, into + 4 * weight, 4 * WEIGHTS,
-                    zs.ctypes.data + 4 * (zs.shape[1] * group + _TOKENS * begin), count,
+                    zs.ctypes.data + 4 * (zs.shape[1] * group + _TOKENS * begin), x.shape[0] - group * _TOKENS, count,
                     totals + 4 * _TOKENS * (WEIGHTS * group + weight),
                 )  # fmt: skip
     for t in range(x.shape[0]):
@@ -137,7 +138,7 @@ def _share(
     task = crew.take(counters, 0)
     while task < tasks:
         _rows_task(
-            tokens, num, records, gated, mark, row_bytes, biases, task * NEURONS,
+            tokens, x.shape[0], num, records, gated, mark, row_bytes, biases, task * NEURONS,
             min((task + 1) * NEURONS, num_neurons), rule, threshold, zs, matrices, products, fired,
         )  # fmt: skip
         crew.finish(counters, 0)
@@ -184,8 +185,9 @@ def product_share(tokens, num, matrix, mark, out, counters, stage):
         for group in range(tokens.shape[0]):
             products[:] = 0
             inputs = tokens.ctypes.data + 4 * tokens.shape[1] * group
-            _multiply(unpacked.ctypes.data, width, num, inputs, count, products.ctypes.data)
-            for t in range(min(_TOKENS, out.shape[0] - group * _TOKENS)):
+            present = out.shape[0] - group * _TOKENS
+            _multiply(unpacked.ctypes.data, width, num, inputs, present, count, products.ctypes.data)
+            for t in range(min(_TOKENS, present)):
                 for row in range(count):
                     out[group * _TOKENS + t, first + row] = products[row, t]
         crew.finish(counters, stage)
