@@ -50,15 +50,18 @@ class HostForecast:
     Args:
         predictors: of the model.
         batch: the most sequences in a step.
+
+    Attributes:
+        run: the compiled predictors.
     """
 
     def __init__(self, predictors: Predictors, *, batch: int) -> None:
         self.predictors = predictors
-        self._run = HostPredictors(predictors, batch=batch)
+        self.run = HostPredictors(predictors, batch=batch)
 
     def __call__(self, layer: int, x: Float[np.ndarray, "n D"]) -> Forecasted:
         """Return the forecast, fresh arrays; x is float32."""
-        return Forecasted(*self._run(layer, np.ascontiguousarray(x)))
+        return Forecasted(*self.run(layer, np.ascontiguousarray(x)))
 
 
 class DeviceForecast:

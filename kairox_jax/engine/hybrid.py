@@ -22,7 +22,7 @@ from kairox_jax.engine.meter import Meter, time_residents
 from kairox_jax.engine.migrate import Migrator
 from kairox_jax.engine.prefill import DevicePrefill, Piece, Prefill
 from kairox_jax.engine.programs import resident_program
-from kairox_jax.engine.whole_step import WholeStep
+from kairox_jax.engine.whole_step import whole_step
 from kairox_jax.host import LayerFfn, Rule, thread_count
 from kairox_jax.placement import NeuronStore, SlotTable, empty_slots
 
@@ -101,8 +101,7 @@ class Hybrid:
             else DevicePrefill(store, dense, thresholds=thresholds, scales=self._scales)
         )
         self._shares_cores = isinstance(dense, HostDense)
-        alone = isinstance(dense, HostDense) and not self._has_slots and forecast is None
-        self._whole = WholeStep(dense, self._ffns) if alone else None
+        self._whole = None if self._has_slots else whole_step(dense, self._ffns, forecast)
         drops = config.activation == "fatrelu" and bool((thresholds > 0).any())
         self._wants_pieces = forecast is not None or drops or host_activations != "float32"
         self.state: Any = policy.init(shape, prior)

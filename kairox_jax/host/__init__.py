@@ -7,7 +7,7 @@ from kairox_jax.host.kernels import LayerFfn, residual_ffn
 from kairox_jax.host.products import matmul, matvec
 from kairox_jax.host.rows import host_formats
 from kairox_jax.host.rules import Rule
-from kairox_jax.host.step import HostStep, StepLayer
+from kairox_jax.host.step import HostStep, StepForecast, StepLayer
 from kairox_jax.host.threads import check_threads, limit_threads, thread_count
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "HostStep",
     "LayerFfn",
     "Rule",
+    "StepForecast",
     "StepLayer",
     "check_threads",
     "host_formats",

@@ -19,7 +19,7 @@ from kairox_jax.placement.arena import Arena
 from kairox_jax.quant import PackedRows
 
 _CHUNK = 32  # rows that a thread takes at a time
-_STAGES = 5  # first product, hidden units, second product, the rest's product, choice
+STAGES = 6  # the input, first product, hidden units, second product, the rest's product, choice
 
 
 @kernel(inner=True)
@@ -48,26 +48,32 @@ def _choose(b, scores, bias, threshold, y, rest_bias, chosen):
 
 
 @kernel(inner=True)
-def _share(
-    num, fc1, fc1_mark, fc1_bias, fc2, fc2_mark, bias, rest, rest_mark, rest_bias, threshold, width, inputs, hidden,
-    scores, y, chosen, counters,
+def forecast_share(
+    x, normalise, eps, normed, fc1, fc1_mark, fc1_bias, fc2, fc2_mark, bias, rest, rest_mark, rest_bias, threshold,
+    width, inputs, hidden, scores, y, chosen, counters, stage,
 ):  # fmt: skip
-    """One thread's share of a forecast, from the prepared input on."""
-    loops.product_share(inputs, num, fc1, fc1_mark, width, _CHUNK, hidden, counters, 0)
-    if crew.take(counters, 1) == 0:
+    """One thread's share of a forecast, STAGES stages; returns when all is done."""
+    if crew.take(counters, stage) == 0:
+        _prepare(x, normalise, eps, normed, fc1_mark, width, inputs)
+        crew.finish(counters, stage)
+    crew.wait(counters, stage, 1)
+    loops.product_share(inputs, x.shape[1], fc1, fc1_mark, width, _CHUNK, hidden, counters, stage + 1)
+    if crew.take(counters, stage + 2) == 0:
         for b in range(hidden.shape[0]):
             for r in range(hidden.shape[1]):
                 value = hidden[b, r] + fc1_bias[r] if fc1_bias.shape[0] > 0 else hidden[b, r]
                 hidden[b, r] = np.float32(0) if value < 0 else value
         loops.prepare(hidden, fc2_mark, width, inputs)
-        crew.finish(counters, 1)
-    crew.wait(counters, 1, 1)
-    loops.product_share(inputs, hidden.shape[1], fc2, fc2_mark, width, _CHUNK, scores, counters, 2)
-    loops.product_share(inputs, hidden.shape[1], rest, rest_mark, width, _CHUNK, y, counters, 3)
-    b = crew.take(counters, 4)
+        crew.finish(counters, stage + 2)
+    crew.wait(counters, stage + 2, 1)
+    loops.product_share(inputs, hidden.shape[1], fc2, fc2_mark, width, _CHUNK, scores, counters, stage + 3)
+    loops.product_share(inputs, hidden.shape[1], rest, rest_mark, width, _CHUNK, y, counters, stage + 4)
+    b = crew.take(counters, stage + 5)
     while b < hidden.shape[0]:
         _choose(b, scores, bias, threshold, y, rest_bias, chosen)
-        b = crew.take(counters, 4)
+        crew.finish(counters, stage + 5)
+        b = crew.take(counters, stage + 5)
+    crew.wait(counters, stage + 5, hidden.shape[0])
 
 
 @kernel(parallel=True)
@@ -75,12 +81,11 @@ def _forecast(
     x, normalise, eps, normed, fc1, fc1_mark, fc1_bias, fc2, fc2_mark, bias, rest, rest_mark, rest_bias, threshold,
     width, inputs, hidden, scores, y, chosen, counters, helpers,
 ):  # fmt: skip
-    _prepare(x, normalise, eps, normed, fc1_mark, width, inputs)
     crew.clear(counters)
     for _ in prange(helpers):
-        _share(
-            x.shape[1], fc1, fc1_mark, fc1_bias, fc2, fc2_mark, bias, rest, rest_mark, rest_bias, threshold, width,
-            inputs, hidden, scores, y, chosen, counters,
+        forecast_share(
+            x, normalise, eps, normed, fc1, fc1_mark, fc1_bias, fc2, fc2_mark, bias, rest, rest_mark, rest_bias,
+            threshold, width, inputs, hidden, scores, y, chosen, counters, 0,
         )  # fmt: skip
 
 
@@ -90,14 +95,18 @@ class HostPredictors:
     Args:
         predictors: of the model.
         batch: the most tokens of a call, 1 to 8.
+
+    Attributes:
+        layers: what the loops take of each: (rows, mark, bias) of fc1, fc2 and rest, and the threshold.
+        normalise: whether the input is divided by its root mean square.
     """
 
     def __init__(self, predictors: Predictors, *, batch: int) -> None:
         first = predictors.layers[0]
         neurons, dim = first.fc2.shape[0], first.fc1.shape[1]
-        self._normalise = predictors.norm == "rms"
+        self.normalise = predictors.norm == "rms"
         arena = Arena()
-        self._layers = [_arguments(layer, arena) for layer in predictors.layers]
+        self.layers = [_arguments(layer, arena) for layer in predictors.layers]
         self._ranks = [layer.fc1.shape[0] for layer in predictors.layers]
         self._has_rest = [layer.rest is not None for layer in predictors.layers]
         widest, width = max(dim, *self._ranks), len(rows.width_of(batch))
@@ -105,7 +114,7 @@ class HostPredictors:
         self._normed = np.empty((batch, dim), np.float32)
         self._hidden = np.empty(batch * max(self._ranks), np.float32)
         self._scores = np.empty((batch, neurons), np.float32)
-        self._counters = np.zeros(_STAGES * crew.STAGE_BYTES // 8, np.int64)
+        self._counters = np.zeros(STAGES * crew.STAGE_BYTES // 8, np.int64)
 
     def __call__(
         self, layer: int, x: Float[np.ndarray, "n D"]
@@ -124,7 +133,7 @@ class HostPredictors:
         y = np.empty((n, x.shape[1] if self._has_rest[layer] else 0), np.float32)
         with threads.own() as helpers:
             _forecast(
-                read_only(x), self._normalise, np.float32(RMS_EPS), self._normed[:n], *self._layers[layer],
+                read_only(x), self.normalise, np.float32(RMS_EPS), self._normed[:n], *self.layers[layer],
                 rows.width_of(n), self._inputs, self._hidden[: n * rank].reshape(n, rank), self._scores[:n], y, chosen,
                 self._counters, helpers,
             )  # fmt: skip

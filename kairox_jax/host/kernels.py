@@ -161,8 +161,8 @@ class LayerFfn:
             tokens = room_for(*h.shape)
             zs = aligned("values", len(tokens), -(-len(raw) // BLOCK) * BLOCK * TOKENS)
             prompt.ffn(
-                read_only(h), tokens, self.num, raw, gated, self._row_mark, down_mark, row_bytes, *self._column, *tables,
-                *self.rule, zs, x, COUNTERS, helpers,
+                read_only(h), tokens, self.num, raw, gated, self._row_mark, down_mark, row_bytes, *self._column,
+                *tables, *self.rule, zs, x, COUNTERS, helpers,
             )  # fmt: skip
 
 

@@ -11,8 +11,9 @@ import time
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba import carray, extending, prange, types
+from numba import extending, prange, types
 from numba.core import cgutils
+from numba.np.numpy_support import carray
 
 from kairox_jax.host.attention_loops import ROWS_PER_CHUNK, merge, mix_share, norm_rows
 from kairox_jax.host.compile import kernel
@@ -22,13 +23,28 @@ from kairox_jax.host.loops import SLICE, ffn_share, prepare, product_share
 
 intrinsic: Any = extending.intrinsic  # its callers do not pass the typing context
 # Columns of the table of addresses; ADDED is of what the FFN of the layer before adds besides its neurons.
-NORM, NORM_BIAS, WQKV, BQKV, KEYS, VALUES, WO, BO, FFN_NORM, FFN_NORM_BIAS, RECORDS, BIASES, SCALES, MINIMA, ADDED = (
-    range(15)
-)
+(
+    NORM,
+    NORM_BIAS,
+    WQKV,
+    BQKV,
+    KEYS,
+    VALUES,
+    WO,
+    BO,
+    FFN_NORM,
+    FFN_NORM_BIAS,
+    RECORDS,
+    BIASES,
+    SCALES,
+    MINIMA,
+    ADDED,
+) = range(15)
 NUM_PLACES = 15
-# Of a layer: entering, first product, cache, heads, preparing, second product, merging, neurons, their sums.
-STAGES = 9
-_ENTER, _QKV, _MIX, _PREPARE, _OUT, _MERGE, _FFN = 0, 1, 2, 4, 5, 6, 7
+# Of a layer: entering, first product, cache, heads, preparing, second product, merging; then neurons and their sums.
+ATTENTION_STAGES = 7
+STAGES = ATTENTION_STAGES + 2
+_ENTER, _QKV, _MIX, _PREPARE, _OUT, _MERGE = 0, 1, 2, 4, 5, 6
 
 
 class Sizes(NamedTuple):
@@ -78,11 +94,11 @@ def _pointer_to(kind: Any) -> Any:
     return pointer
 
 
-_floats, _bytes, _halves = (_pointer_to(kind) for kind in (types.float32, types.uint8, types.uint16))
+floats, raw, halves = (_pointer_to(kind) for kind in (types.float32, types.uint8, types.uint16))
 
 
 @intrinsic
-def _now_ns(typing_context):  # type: ignore[no-untyped-def]
+def now_ns(typing_context):  # type: ignore[no-untyped-def]
     """Read the monotonic clock."""
 
     def codegen(context, b, signature, args):
@@ -105,43 +121,61 @@ def _enter(y, added, x, norm, norm_bias, eps, h):
 
 
 @kernel(inner=True)
-def _attention_share(
+def attention_share(
     at, sizes, eps, parallel_block, wqkv_mark, wo_mark, mark, width, cos, sin, cache_rows, positions, window, x,
     y, h, qkv, mixed, attended, inputs, stamps, counters, stage, helpers,
 ):  # fmt: skip
     """One thread's share of a layer's attention, from the FFN before it to the prepared input of its own."""
     num = x.shape[1]
     if take(counters, stage + _ENTER) == 0:
-        stamps[0] = _now_ns()
+        stamps[0] = now_ns()
         _enter(
-            y, carray(_floats(at[ADDED]), (sizes.added,)), x, carray(_floats(at[NORM]), (num,)),
-            carray(_floats(at[NORM_BIAS]), (sizes.norm_bias,)), eps, h,
+            y, carray(floats(at[ADDED]), (sizes.added,)), x, carray(floats(at[NORM]), (num,)),
+            carray(floats(at[NORM_BIAS]), (sizes.norm_bias,)), eps, h,
         )  # fmt: skip
         prepare(h, wqkv_mark, width, inputs)
         finish(counters, stage + _ENTER)
     wait(counters, stage + _ENTER, 1)
-    matrix = carray(_bytes(at[WQKV]), (sizes.qkv_rows, sizes.qkv_bytes))
+    matrix = carray(raw(at[WQKV]), (sizes.qkv_rows, sizes.qkv_bytes))
     product_share(inputs, num, matrix, wqkv_mark, width, ROWS_PER_CHUNK, qkv, counters, stage + _QKV)
     cache = (sizes.cache_rows, sizes.kv_heads, sizes.positions, sizes.head_dim)
     mix_share(
-        qkv, carray(_floats(at[BQKV]), (sizes.bqkv,)), cos, sin, carray(_floats(at[KEYS]), cache),
-        carray(_floats(at[VALUES]), cache), cache_rows, positions, window, mixed, counters, stage + _MIX, helpers,
+        qkv, carray(floats(at[BQKV]), (sizes.bqkv,)), cos, sin, carray(floats(at[KEYS]), cache),
+        carray(floats(at[VALUES]), cache), cache_rows, positions, window, mixed, counters, stage + _MIX, helpers,
     )  # fmt: skip
     if take(counters, stage + _PREPARE) == 0:
         prepare(mixed, wo_mark, width, inputs)
         finish(counters, stage + _PREPARE)
     wait(counters, stage + _PREPARE, 1)
-    matrix = carray(_bytes(at[WO]), (sizes.out_rows, sizes.out_bytes))
-    product_share(inputs, mixed.shape[1], matrix, wo_mark, width, ROWS_PER_CHUNK, attended, counters, stage + _OUT)
+    matrix = carray(raw(at[WO]), (sizes.out_rows, sizes.out_bytes))
+    product_share(
+        inputs, mixed.shape[1], matrix, wo_mark, width, ROWS_PER_CHUNK, attended, counters, stage + _OUT
+    )
     if take(counters, stage + _MERGE) == 0:
         merge(
-            x, attended, carray(_floats(at[BO]), (sizes.bo,)), carray(_floats(at[FFN_NORM]), (num,)),
-            carray(_floats(at[FFN_NORM_BIAS]), (sizes.norm_bias,)), eps, parallel_block, h,
+            x, attended, carray(floats(at[BO]), (sizes.bo,)), carray(floats(at[FFN_NORM]), (num,)),
+            carray(floats(at[FFN_NORM_BIAS]), (sizes.norm_bias,)), eps, parallel_block, h,
         )  # fmt: skip
         prepare(h, mark, width, inputs)
-        stamps[1] = _now_ns()
+        stamps[1] = now_ns()
         finish(counters, stage + _MERGE)
     wait(counters, stage + _MERGE, 1)
+
+
+@kernel(inner=True)
+def neurons_share(
+    at, sizes, inputs, batch, num, gated, mark, width, down_mark, row_bytes, ids, chunk, rule, threshold, partials,
+    slots, y, active, counters, stage, number,
+):  # fmt: skip
+    """One thread's share of a layer's listed neurons; returns when their sums are in y."""
+    ffn_share(
+        inputs, batch, num, carray(raw(at[RECORDS]), (sizes.neurons, sizes.record_bytes)), gated, mark, width,
+        down_mark, row_bytes, carray(floats(at[BIASES]), (sizes.biased, sizes.biases)),
+        carray(halves(at[SCALES]), (sizes.scales, sizes.columns)),
+        carray(halves(at[MINIMA]), (sizes.minima, sizes.columns)), ids, chunk, rule, threshold, partials, slots, y,
+        active, counters, stage, number,
+    )  # fmt: skip
+    wait(counters, stage + 1, batch * ((num + SLICE - 1) // SLICE))
 
 
 @kernel(inner=True)
@@ -152,22 +186,16 @@ def _share(
 ):  # fmt: skip
     """One thread's share of all layers."""
     number = take(counters, table.shape[0] * STAGES)
-    sums = x.shape[0] * ((x.shape[1] + SLICE - 1) // SLICE)
     for layer in range(table.shape[0]):
         at, stage = table[layer], layer * STAGES
-        _attention_share(
+        attention_share(
             at, sizes, eps, parallel_block, wqkv_mark, wo_mark, mark, width, cos, sin, cache_rows, positions, window, x,
             y, h, qkv, mixed, attended, inputs, stamps[layer], counters, stage, helpers,
         )  # fmt: skip
-        biases = carray(_floats(at[BIASES]), (sizes.biased, sizes.biases))
-        minima = carray(_halves(at[MINIMA]), (sizes.minima, sizes.columns))
-        ffn_share(
-            inputs, x.shape[0], x.shape[1], carray(_bytes(at[RECORDS]), (sizes.neurons, sizes.record_bytes)), gated,
-            mark, width, down_mark, row_bytes, biases,
-            carray(_halves(at[SCALES]), (sizes.scales, sizes.columns)), minima, ids, chunk, rule, thresholds[layer],
-            partials, slots, y, fired[layer], counters, stage + _FFN, number,
+        neurons_share(
+            at, sizes, inputs, x.shape[0], x.shape[1], gated, mark, width, down_mark, row_bytes, ids, chunk, rule,
+            thresholds[layer], partials, slots, y, fired[layer], counters, stage + ATTENTION_STAGES, number,
         )  # fmt: skip
-        wait(counters, stage + _FFN + 1, sums)
 
 
 @kernel(parallel=True)
@@ -183,4 +211,4 @@ def layers(
             thresholds, ids, chunk, cos, sin, cache_rows, positions, window, x, y, h, qkv, mixed, attended, inputs,
             partials, slots, fired, stamps, counters, helpers,
         )  # fmt: skip
-    stamps[table.shape[0], 0] = _now_ns()
+    stamps[table.shape[0], 0] = now_ns()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_predicted import made
 from tiny_model import MODELS, hybrid_of, tiny_engine
 
 from kairox_jax.engine.hybrid import Hybrid, StepCounts
@@ -31,7 +33,9 @@ def run(hybrid: Hybrid, n: int) -> tuple[list[np.ndarray], list[StepCounts], lis
     at = np.array([PROMPT - row for row in rows], np.int32)
     logits, counts = [], []
     for step in range(STEPS):
-        values, count = hybrid.step(rng.integers(3, hybrid.config.vocab_size, n).astype(np.int32), at + np.int32(step), rows)
+        values, count = hybrid.step(
+            rng.integers(3, hybrid.config.vocab_size, n).astype(np.int32), at + np.int32(step), rows
+        )
         logits.append(values.copy())
         counts.append(count)
     return logits, counts, [dense.keys.copy(), dense.values.copy()]
@@ -61,15 +65,33 @@ def test_it_gives_what_layer_by_layer_does(model: str) -> None:
             hybrid._whole = saved
 
 
+@pytest.mark.parametrize(
+    ("model", "input", "rest"), [("opt", "adjacent", True), ("relu-llama", "own", False)]
+)
+def test_forecast_neurons_are_those_of_layer_by_layer(
+    model: str, input: str, rest: bool, tmp_path: Path
+) -> None:
+    made(MODELS / model, tmp_path, input=input, rest=rest)
+    settings: dict[str, Any] = dict(mode="predicted", predictors=tmp_path, parallel=PARALLEL)
+    with tiny_engine(MODELS / model, gpu_cache_neurons=0, **settings) as engine:
+        hybrid = hybrid_of(engine)
+        assert hybrid._whole is not None
+        for n in (1, 3):
+            whole = run(hybrid, n)
+            saved, hybrid._whole = hybrid._whole, None
+            found = run(hybrid, n)
+            compare(whole, found)
+            assert [count.predicted for count in whole[1]] == [count.predicted for count in found[1]]
+            hybrid._whole = saved
+
+
 def test_layers_of_other_formats_and_one_thread() -> None:
     with tiny_engine(gpu_cache_neurons=0, parallel=PARALLEL) as engine:
         hybrid = hybrid_of(engine)
         dense: Any = hybrid.dense
         out = dense.weights[1].wo
         half = out.dequantize().astype(np.float16)
-        dense.weights[1] = replace(
-            dense.weights[1], wo=PackedRows(data=half.view(np.uint8), format="f16")
-        )
+        dense.weights[1] = replace(dense.weights[1], wo=PackedRows(data=half.view(np.uint8), format="f16"))
         whole = WholeStep(dense, hybrid._ffns)
         assert len(whole._run._groups) == 2
         hybrid._whole = None
