@@ -13,7 +13,7 @@ prepare_environment(Namespace(vram_budget=None))  # before JAX is imported
 
 import jax  # noqa: E402
 
-from benchmarks.time_parts import PartTimes, hook_cost_s, hooked, parts_ms  # noqa: E402
+from benchmarks.time_parts import PartTimes, hook_cost_s, hooked, parts_ms, split_layers  # noqa: E402
 from benchmarks.touched_bytes import TouchedBytes, cache_bytes, neuron_bytes, seen_positions  # noqa: E402
 from kairox_jax.config import GenerationConfig, ModelConfig, PlacementConfig  # noqa: E402
 from kairox_jax.engine import Engine  # noqa: E402
@@ -119,12 +119,15 @@ class KairoxRival:
             stream = self.engine.stream(ids, greedy(tokens + 1))
             next(stream)  # the prefill and the first token
             times.reset()
-            begin = perf_counter()
-            for _ in stream:
-                pass
+            begin, inside_ms = perf_counter(), [0.0, 0.0]
+            for chunk in stream:
+                if chunk.step is not None:
+                    inside_ms[0] += chunk.step.times.gpu_ms
+                    inside_ms[1] += chunk.step.times.cpu_ms
             total_s = perf_counter() - begin
+        seconds = split_layers(times.seconds, *(ms * 1e-3 for ms in inside_ms))
         return {
-            "parts_ms": parts_ms(times.seconds, total_s, tokens),
+            "parts_ms": parts_ms(seconds, total_s, tokens),
             "total_ms": total_s * 1e3 / tokens,
             "clocks_per_token": times.calls / tokens,
             "clock_cost_us": hook_cost_s() * 1e6,

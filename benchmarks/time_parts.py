@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+ATTENTION, FFN, LAYERS = "attention and norms", "residual FFN on the host", "call of all layers"
 WAIT = "wait for the device part"
 REST = "rest"
 
@@ -33,11 +34,13 @@ class Hook:
 
 
 HOOKS = (
-    Hook("attention and norms", "hybrid.dense", "embed"),
-    Hook("attention and norms", "hybrid.dense", "front", wait_for=2),
+    Hook(ATTENTION, "hybrid.dense", "embed"),
+    Hook(ATTENTION, "hybrid.dense", "front", wait_for=2),
     Hook("launch of the device part", "hybrid", "_launch_residents"),
-    Hook("residual FFN on the host", "hybrid", "_residual"),
+    Hook(FFN, "hybrid", "_residual"),
     Hook("forecast", "hybrid", "_forecast"),
+    # None where there are slots; its clocks inside say what of it the attention and the FFN took.
+    Hook(LAYERS, "hybrid", "_whole"),
     Hook("output matrix", "hybrid.dense", "logits", wait_for=1),
     Hook("policy and moves", "hybrid", "_add_hits"),
     Hook("policy and moves", "hybrid", "_plan"),
@@ -114,6 +117,8 @@ def hooked(
 ) -> Iterator[None]:
     """Put clocks around the methods for the duration of a ``with`` block.
 
+    What is None has no time.
+
     Args:
         roots: objects that the owners' paths start from.
         times: where the time goes.
@@ -128,6 +133,8 @@ def hooked(
     undo: list[Callable[[], None]] = []
     try:
         for owner, hook in zip(owners, hooks, strict=True):
+            if getattr(owner, hook.method) is None:
+                continue
             undo.append(
                 _replace(owner, hook.method, _clocked(hook, getattr(owner, hook.method), times, blocked))
             )
@@ -156,6 +163,14 @@ def _replace(owner: Any, name: str, value: Any) -> Callable[[], None]:
     before = vars(owner).get(name)
     setattr(owner, name, value)
     return (lambda: delattr(owner, name)) if before is None else (lambda: setattr(owner, name, before))
+
+
+def split_layers(seconds: dict[str, float], attention_s: float, ffn_s: float) -> dict[str, float]:
+    """Return the seconds by part where one call ran all layers: what its own clocks say goes to the parts inside."""
+    if LAYERS not in seconds:
+        return seconds
+    inside = {ATTENTION: attention_s, FFN: ffn_s, LAYERS: -attention_s - ffn_s}
+    return seconds | {part: seconds.get(part, 0.0) + more for part, more in inside.items()}
 
 
 def hook_cost_s(calls: int = 20_000) -> float:

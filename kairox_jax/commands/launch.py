@@ -51,7 +51,7 @@ def start_engine(args: argparse.Namespace, engine_api: Any | None, *, parallel: 
     placement = placement_config(args)
     prepare_environment(args)
     if sys.stderr.isatty():
-        note(args, f"loading {args.model} (the first start also compiles kernels, about 10 s)")
+        note(args, f"loading {args.model} (the first start also compiles kernels, about half a minute)")
     engine = load_engine_api(engine_api).Engine(
         args.model,
         mode=args.mode,

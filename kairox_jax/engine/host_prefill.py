@@ -16,7 +16,7 @@ from kairox_jax.host import LayerFfn, tiles
 
 # Tokens of a piece: of one prompt, and of several together. Of a batch, others wait for it meanwhile.
 MOST_TOKENS, MOST_IN_BATCH, MOST_TOGETHER = 256, 128, 256
-GROUP = tiles.TOKENS  # tokens that are multiplied together: a piece of less costs as much
+GROUP = tiles.TOKENS  # tokens that are multiplied together; half of them, or fewer, cost half as much
 
 
 class HostPrefill:

@@ -22,7 +22,7 @@ from kairox_jax.engine.meter import Meter, time_residents
 from kairox_jax.engine.migrate import Migrator
 from kairox_jax.engine.prefill import DevicePrefill, Piece, Prefill
 from kairox_jax.engine.programs import resident_program
-from kairox_jax.engine.whole_step import whole_step
+from kairox_jax.engine.whole_step import WholeStep, whole_step
 from kairox_jax.host import LayerFfn, Rule, thread_count
 from kairox_jax.placement import NeuronStore, SlotTable, empty_slots
 
@@ -49,6 +49,8 @@ class Hybrid:
         link: carries promotions; the machine's own where not given.
         host_activations: of the host's kernels, one of ``HOST_ACTIVATIONS``.
     """
+
+    _whole: WholeStep | None = None  # runs all layers in one call, where that is possible
 
     def __init__(
         self,

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 
 from kairox_jax.host.threads import config
 
@@ -54,6 +56,44 @@ def _one_writer(dispatcher: Any) -> Any:
     return dispatcher
 
 
+class _Inlined(JITCodeLibrary):
+    """The code of an inner kernel: what calls it links it in, optimises the whole and makes machine code of it.
+
+    numba would optimise every function anew with all that it calls, and make machine code of each, which nobody runs:
+    half of the time that compiling took.
+    """
+
+    class _NoEnvironment:
+        """Stands for the compiler's engine, which does not know this code."""
+
+        @staticmethod
+        def set_env(env_name: str, env: Any) -> None: ...
+
+    @property
+    def codegen(self) -> Any:
+        return self._NoEnvironment
+
+    def _optimize_final_module(self) -> None: ...
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        self._ensure_finalized()
+        return 0
+
+
+class _InnerCompiler(Compiler):
+    """Compiles for inlining alone."""
+
+    def __init__(self, typingctx: Any, targetctx: Any, library: Any, *rest: Any) -> None:
+        if library is None:
+            library = _Inlined(targetctx.codegen(), "inner")
+            library.enable_object_caching()
+        super().__init__(typingctx, targetctx, library, *rest)
+
+
 def kernel(*, parallel: bool = False, inner: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function for this CPU when it is first called, without the GIL, and keep it on disk.
 
@@ -66,7 +106,7 @@ def kernel(*, parallel: bool = False, inner: bool = False) -> Callable[[Callable
 
     def wrap(function: Callable[..., Any]) -> Any:
         if inner:
-            return numba.jit(**options, **_UNCALLED)(function)
+            return numba.jit(**options, **_UNCALLED, pipeline_class=_InnerCompiler)(function)
         saved, config.CACHE_DIR = config.CACHE_DIR, _CACHE_DIR
         try:
             return _one_writer(numba.jit(cache=True, **options)(function))

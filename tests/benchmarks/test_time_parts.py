@@ -5,7 +5,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.time_parts import HOOKS, PARTS, REST, WAIT, Hook, PartTimes, hook_cost_s, hooked, parts_ms
+from benchmarks.time_parts import (
+    ATTENTION,
+    FFN,
+    HOOKS,
+    LAYERS,
+    PARTS,
+    REST,
+    WAIT,
+    Hook,
+    PartTimes,
+    hook_cost_s,
+    hooked,
+    parts_ms,
+    split_layers,
+)
 
 
 class Owner:
@@ -76,6 +90,19 @@ def test_the_hooks_name_what_the_engine_has():
     classes = {"hybrid": Hybrid, "hybrid.dense": HostDense, "hybrid.migrator": Migrator}
     owners = {**classes, "sequence": sequence, "sequence.TextStream": sequence.TextStream}
     assert [hook for hook in HOOKS if not hasattr(owners[hook.owner], hook.method)] == []
+
+
+def test_what_is_none_has_no_clock():
+    owner, times = SimpleNamespace(whole=None, other=lambda: 3), PartTimes()
+    with hooked({"o": owner}, times, id, (Hook(LAYERS, "o", "whole"), Hook("other", "o", "other"))):
+        assert owner.whole is None and owner.other() == 3
+    assert owner.whole is None and list(times.seconds) == ["other"]
+
+
+def test_a_call_of_all_layers_is_split_by_its_own_clocks():
+    seconds = {ATTENTION: 0.5, LAYERS: 3.0}
+    assert split_layers(seconds, 1.0, 1.75) == {ATTENTION: 1.5, FFN: 1.75, LAYERS: 0.25}
+    assert split_layers({ATTENTION: 0.5, FFN: 2.0}, 1.0, 1.75) == {ATTENTION: 0.5, FFN: 2.0}
 
 
 def test_parts_and_rest_add_up():
