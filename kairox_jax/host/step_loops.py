@@ -7,7 +7,7 @@ checked here: call ``step``.
 
 from __future__ import annotations
 
-import time
+import sys
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -44,6 +44,7 @@ NUM_PLACES = 15
 # Of a layer: entering, first product, cache, heads, preparing, second product, merging; then neurons and their sums.
 ATTENTION_STAGES = 7
 STAGES = ATTENTION_STAGES + 2
+_MONOTONIC = 6 if sys.platform == "darwin" else 1  # as its C header numbers CLOCK_MONOTONIC
 _ENTER, _QKV, _MIX, _PREPARE, _OUT, _MERGE = 0, 1, 2, 4, 5, 6
 
 
@@ -103,7 +104,7 @@ def now_ns(typing_context):  # type: ignore[no-untyped-def]
 
     def codegen(context, b, signature, args):
         read = cgutils.alloca_once(b, ir.ArrayType(I64, 2))  # struct timespec
-        clock = ir.Constant(I32, time.CLOCK_MONOTONIC)
+        clock = ir.Constant(I32, _MONOTONIC)
         call(b, "clock_gettime", I32, [clock, b.bitcast(read, ir.IntType(8).as_pointer())])
         seconds, rest = (b.extract_value(b.load(read), part) for part in (0, 1))
         return b.add(b.mul(seconds, ir.Constant(I64, 1_000_000_000)), rest)
