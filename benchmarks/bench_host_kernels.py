@@ -26,12 +26,15 @@ from kairox_jax.quant.columns import BLOCK, COLUMN_FORMATS, SharedScales, padded
 
 @kernel(parallel=True)
 def _stream(data, sums):
-    """Read every byte once, as 64-bit words, a run for each of many pieces."""
+    """Read every byte once, as 64-bit words, a run for each of many pieces.
+
+    A loop over places in ``data`` is no vector code: the index of a parallel loop is unsigned.
+    """
     piece = data.shape[0] // sums.shape[0]
     for c in prange(sums.shape[0]):
         total = np.uint64(0)
-        for i in range(c * piece, (c + 1) * piece):
-            total += data[i]
+        for word in data[c * piece : (c + 1) * piece]:
+            total += word
         sums[c] = total
 
 
