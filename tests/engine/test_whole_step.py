@@ -53,7 +53,10 @@ def compare(one: tuple, other: tuple) -> None:
         assert 0 < got.residual.sum() < got.active.size
 
 
-@pytest.mark.parametrize("model", ["falcon-one-kv", "mistral-window", "opt", "relu-llama"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("falcon-one-kv", "opt")]  # forms of their own
+
+
+@pytest.mark.parametrize("model", [*SLOW, "mistral-window", "relu-llama"])
 def test_it_gives_what_layer_by_layer_does(model: str) -> None:
     with tiny_engine(MODELS / model, parallel=PARALLEL, gpu_cache_neurons=0) as engine:
         hybrid = hybrid_of(engine)

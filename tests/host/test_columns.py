@@ -7,6 +7,7 @@ import pytest
 from kairox_jax.host import MAX_BATCH, Rule, matvec, reference, residual_ffn, threads
 from kairox_jax.quant import COLUMN_FORMATS, PackedRows, RecordLayout, SharedScales, split_columns
 
+pytestmark = pytest.mark.slow  # many forms to compile
 F = 160
 TOLERANCE = 1e-6  # relative to the length of the sums of absolute products, which rounding is measured by
 SOURCES = [fmt.source for fmt in COLUMN_FORMATS.values()]
@@ -49,7 +50,6 @@ class Layer:
         return z @ self.down[ids], z != 0, most @ np.abs(self.down[ids])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("num", [1, 33, 100, 576])
 def test_sums_are_those_of_the_files_weights(name: str, num: int, rng: np.random.Generator) -> None:

@@ -12,6 +12,7 @@ import pytest
 from kairox_jax.host import MAX_BATCH, Rule, calls, matvec, reference, residual_ffn, threads
 from kairox_jax.quant import FORMATS, PackedRows, RecordLayout
 
+pytestmark = pytest.mark.slow  # many forms to compile
 TOLERANCE = 1e-5  # relative, float32 weights and activations
 NUM_NEURONS = 150
 GATED = list(Rule)
@@ -101,7 +102,6 @@ def test_silu_values_just_over_the_threshold_count_in_part(rng, batch: int, rows
     assert relative_error(out, wants[1]) > 1e-3, "some values must lie in the ramp"
 
 
-@pytest.mark.slow  # many forms to compile
 @pytest.mark.parametrize(("name", "num"), [case for case in CASES if case[0] != "f32"])
 @pytest.mark.parametrize(("rows", "rule"), [(3, Rule.SILU), (3, Rule.RELU), (2, Rule.RELU2)])
 @pytest.mark.parametrize(
@@ -326,13 +326,11 @@ def run_fresh(tmp_path, prelude: str = "", **environment: str) -> str:
     return result.stdout.split()[-1]
 
 
-@pytest.mark.slow
 def test_runs_without_openmp(tmp_path) -> None:
     prelude = "sys.modules['numba.np.ufunc.omppool'] = sys.modules['numba.np.ufunc.tbbpool'] = None"
     assert run_fresh(tmp_path, prelude) == "workqueue"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     not numba.core.codegen.get_host_cpu_features(), reason="LLVM does not know this CPU's features"
 )
@@ -344,7 +342,6 @@ def test_runs_as_the_plainest_cpu_of_its_kind(tmp_path) -> None:
     assert any((tmp_path / "cache").rglob("*.nbi")), "machine code is kept in the folder that was asked for"
 
 
-@pytest.mark.slow
 def test_runs_where_nothing_can_be_written(tmp_path) -> None:
     prelude = (
         "import numba.core.caching as c\n"

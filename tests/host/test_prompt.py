@@ -8,6 +8,7 @@ from test_columns import SOURCES, Layer
 from kairox_jax.host import LayerFfn, Rule, matmul, matvec, reference, threads
 from kairox_jax.quant import PackedRows, RecordLayout
 
+pytestmark = pytest.mark.slow  # many forms to compile
 TOLERANCE = 1e-5  # relative
 
 
