@@ -70,6 +70,7 @@ class HostAttention:
         self._mixed = np.empty((batch, config.num_heads * config.head_dim), np.float32)
         self._h = np.empty((batch, config.d_model), np.float32)
         self._attended = np.empty((batch, config.d_model), np.float32)
+        self._prompt = np.empty((0, config.d_model), np.float32)
         self._window = length if config.sliding_window is None else config.sliding_window
 
     def _check(
@@ -156,7 +157,10 @@ class HostAttention:
         size = config.num_heads * config.head_dim
         with threads.own() as helpers:
             tokens = room_for(count, max(config.d_model, size))
-            h, attended = aligned("h", count, config.d_model), aligned("attended", count, config.d_model)
+            if len(self._prompt) < count:
+                self._prompt = np.empty((count, config.d_model), np.float32)
+            # Its reader comes after another engine may have been the owner: the shared scratch will not do.
+            h, attended = self._prompt[:count], aligned("attended", count, config.d_model)
             qkv = aligned("qkv", count, len(weights.wqkv.data))
             prompt_block.block(
                 x, weights.norm, weights.norm_bias, weights.ffn_norm, weights.ffn_norm_bias,

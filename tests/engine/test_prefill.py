@@ -166,3 +166,18 @@ def test_a_prompt_does_not_depend_on_where_the_neurons_are_if_a_threshold_drops_
         np.testing.assert_array_equal(hybrid.prefill_logits(IDS[49:50], 49, 1), want)
         together = hybrid.prefill_together([Piece(IDS[:9], 0, 0), Piece(IDS[49:50], 49, 1)])
         assert relative_error(together[1], want) < TOLERANCE
+
+
+def test_engines_of_one_process_do_not_share_what_a_prompt_leaves_for_the_ffn() -> None:
+    """Another engine's kernels may run between a prompt's attention and its FFN."""
+    with tiny_engine(gpu_cache_neurons=0) as one, tiny_engine(gpu_cache_neurons=0) as other:
+        denses: list[Any] = [hybrid_of(engine).dense for engine in (one, other)]
+        at, row = np.arange(9, dtype=np.int32), np.zeros(9, np.int32)
+        ids = [IDS[:9], IDS[20:29]]
+        found = []
+        for dense, mine in zip(denses, ids, strict=True):
+            h = dense.prompt(0, dense.embed(mine[:, None], at)[:, 0], at, row)
+            found.append((h, h.copy()))
+        for h, copied in found:
+            np.testing.assert_array_equal(h, copied)
+        assert np.abs(found[0][1] - found[1][1]).max() > 1e-3
