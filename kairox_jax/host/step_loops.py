@@ -1,6 +1,6 @@
 """A whole step of a few tokens in one parallel region: the attention and the FFN of one layer after the other.
 
-Layer by layer from Python, a token of a small model spent a quarter of its time between the kernels. What differs from
+Layer by layer from Python, a token of a small model spent much of its time between the kernels. What differs from
 layer to layer comes as a table of addresses; the layers of a call are alike in everything else. Arguments are not
 checked here: call ``step``.
 """
