@@ -20,6 +20,7 @@ from numba import prange
 from benchmarks import machine
 from kairox_jax.host import LayerFfn, Rule, matvec, residual_ffn, thread_count, threads
 from kairox_jax.host.compile import kernel
+from kairox_jax.placement.arena import aligned_bytes
 from kairox_jax.quant import FORMATS, PackedRows, RecordLayout
 from kairox_jax.quant.columns import BLOCK, COLUMN_FORMATS, SharedScales, padded_columns, scales_bytes
 
@@ -92,7 +93,7 @@ def random_bytes(shape: tuple[int, int], format: str, num: int, rng: np.random.G
         blocks[..., :2] = np.frombuffer(scale.tobytes(), np.uint8)
         if format == "q4_1":
             blocks[..., 2:4] = np.frombuffer(np.float16(-0.06).tobytes(), np.uint8)
-    data = np.empty(shape, np.uint8)
+    data = aligned_bytes(*shape)
     for begin in range(0, shape[0], 64):
         data[begin : begin + 64] = tile[: shape[0] - begin]
     return data
@@ -105,7 +106,7 @@ def random_records(layout: RecordLayout, count: int, rng: np.random.Generator) -
     row_bytes = 2 * FORMATS[layout.formats[0]].row_bytes(layout.num_elems)
     tile = rng.integers(0, 256, (64, layout.record_bytes), np.uint8)
     tile[:, :row_bytes] = random_bytes((64, row_bytes), layout.formats[0], layout.num_elems, rng)
-    records = np.empty((count, layout.record_bytes), np.uint8)
+    records = aligned_bytes(count, layout.record_bytes)
     for begin in range(0, count, 64):
         records[begin : begin + 64] = tile[: count - begin]
     return records

@@ -26,6 +26,7 @@ from training.forward import LayeredModel, embed, loss_gradient
 from training.measure import batches
 from training.texts import Windows
 
+READS = ("adjacent", "own")  # of ``io.predictors.INPUTS``, what can be trained
 STEPS_PER_OCTAVE = 8  # of a code; 4.4 % rounding
 LEAST_OCTAVE = -20.0  # code 0 is zero and everything up to this; code 255 is 2^11.9
 
@@ -74,18 +75,21 @@ class Activations:
 
     Attributes:
         folder: where they are.
-        kinds: the kind of each token's window, by token.
+        num_layers: L.
+        reads: what a layer's predictor reads, of ``READS``.
     """
 
     folder: Path
     num_layers: int
+    reads: str
 
     def inputs(self, layer: int) -> np.ndarray:
         """Return a layer's predictor input, normalised, float16 [N, D]; a view of the file.
 
-        Layer l reads what follows the attention of layer l - 1, layer 0 what follows its own.
+        What follows the attention of the layer itself; ``adjacent`` of the layer before, but for layer 0.
         """
-        return np.load(self.folder / f"x-{max(layer - 1, 0):03}.npy", mmap_mode="r")
+        after = max(layer - 1, 0) if self.reads == "adjacent" else layer
+        return np.load(self.folder / f"x-{after:03}.npy", mmap_mode="r")
 
     def outputs(self) -> np.ndarray:
         """Return what the output matrix reads, after the last norm, float16 [N, D]; a view of the file."""
@@ -103,6 +107,7 @@ def collect(
     *,
     batch: int,
     tick: Callable[[int], object],
+    reads: str,
     outputs_only: bool = False,
 ) -> Activations:
     """Run the dense model over windows and write every layer's files; go on where a killed pass stopped.
@@ -113,6 +118,7 @@ def collect(
         folder: for the files.
         batch: windows run at a time.
         tick: called with the windows done.
+        reads: what a layer's predictor reads, of ``READS``.
         outputs_only: write what the output matrix reads, and nothing of the layers.
 
     Raises:
@@ -130,7 +136,9 @@ def collect(
             return [np.lib.format.open_memmap(name, "r+") for name in names]
         return [np.lib.format.open_memmap(name, mode, dtype, (num, width)) for name in names]
 
-    feeding = max(1, config.num_layers - 1)  # the last layer's stream feeds no predictor
+    feeding = config.num_layers
+    if reads == "adjacent" and feeding > 1:
+        feeding -= 1  # the last layer's stream feeds no predictor
     xs = files("x", np.float16, config.d_model, 0 if outputs_only else feeding)
     zs = files("z", np.uint8, config.num_neurons, 0 if outputs_only else config.num_layers)
     (ys,) = files("y", np.float16, config.d_model, 1)
@@ -155,7 +163,7 @@ def collect(
                 file.flush()  # type: ignore[attr-defined]
             write_json(done_file, {"batches": index + 1})
         tick(len(rows))
-    return Activations(folder, config.num_layers)
+    return Activations(folder, config.num_layers, reads)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -39,6 +39,7 @@ class DistilSettings:
         seed: of the order of the windows.
         shares: of the neurons that each kind of text may touch.
         products: operands of matrix products, see ``products.with_products``.
+        reads: what a layer's predictor reads, of ``predictor_data.READS``.
     """
 
     steps: int
@@ -49,6 +50,7 @@ class DistilSettings:
     seed: int
     shares: dict[str, float]
     products: str
+    reads: str
 
 
 class HeldOut(NamedTuple):
@@ -134,7 +136,7 @@ def distil(
         for f, s, c, size in zip(fitted, input_scales, cuts, sizes, strict=True)
     ]
     scales = [s for _, s in starts]
-    student = Student(model, scales, settings.products)
+    student = Student(model, scales, settings.products, reads=settings.reads)
     batch = -(-settings.batch // len(jax.devices())) * len(jax.devices())
     y = train[1].reshape(*train[0].ids.shape, -1)
     optimiser = _optimiser(settings.rate, settings.steps)

@@ -24,8 +24,8 @@ STRIDE = 4  # every so many positions enter the divergence: the output matrix wo
 class Student:
     """The compiled functions of a model with predictors, and its arrays on all devices."""
 
-    def __init__(self, model: LayeredModel, scales: list[Scales], products: str) -> None:
-        self.eps = model.config.norm_eps
+    def __init__(self, model: LayeredModel, scales: list[Scales], products: str, *, reads: str) -> None:
+        self.eps, self._adjacent = model.config.norm_eps, reads == "adjacent"
         mesh = Mesh(np.array(jax.devices()), ("data",))
         self.by_row, self.everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
         put = partial(jax.device_put, device=self.everywhere)
@@ -64,7 +64,8 @@ class Student:
         """Return the gradient of mean(divergence + price * share), each window's divergence, and its share."""
         x, before, pulls, shares = self.embed[self.put(ids)], None, [], []
         for state, w, s in zip(self.layers, weights, self.scales, strict=True):
-            (x, before, share), pull = self._ahead(state, w, s, x, before)
+            (x, after, share), pull = self._ahead(state, w, s, x, before)
+            before = after if self._adjacent else None
             pulls.append(pull)
             shares.append(share)
         (_, found), grad = self._head_grad(self.head, self.put(y[:, offset::STRIDE]), x[:, offset::STRIDE])
@@ -73,7 +74,8 @@ class Student:
         price = self.put((prices / len(prices) / len(pulls)).astype(np.float32))
         grads: list[Weights] = []
         for pull in reversed(pulls):
-            own, grad_x, grad_after = self._back(pull, (grad_x, grad_after, price))
+            own, grad_x, of_before = self._back(pull, (grad_x, grad_after, price))
+            grad_after = jnp.zeros_like(x) if of_before is None else of_before
             grads.append(own)
         return grads[::-1], np.asarray(found), np.mean(jax.device_get(shares), axis=0)
 
@@ -83,7 +85,8 @@ class Student:
         """Return each window's divergence and share."""
         x, before, shares = self.embed[self.put(ids)], None, []
         for state, w, s in zip(self.layers, weights, self.scales, strict=True):
-            x, before, share = self._plain(state, w, s, x, before)
+            x, after, share = self._plain(state, w, s, x, before)
+            before = after if self._adjacent else None
             shares.append(share)
         _, found = self._head(self.head, self.put(y[:, ::STRIDE]), x[:, ::STRIDE])
         return np.asarray(found), np.mean(jax.device_get(shares), axis=0)

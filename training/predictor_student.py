@@ -138,7 +138,8 @@ def student_layer(
         graph, state: of the dense block.
         w, s: of the predictor.
         x: the residual stream before the layer.
-        before: the stream after the attention of the layer before; None for layer 0.
+        before: the stream after the attention of the layer before, which its predictor reads; None where it reads
+            that of the layer itself.
         rounding: whether weights are rounded as the file rounds them.
 
     Returns:

@@ -97,7 +97,7 @@ def choose_thresholds(
     Raises:
         ValueError: the loss limit is not met at any share.
     """
-    predictors = Predictors(layers=tuple(layers), input="adjacent", norm="rms")
+    predictors = Predictors(layers=tuple(layers), input=held.reads, norm="rms")
     scores = held_scores(predictors, held)  # the files hold normalised inputs, and normalising twice is once
 
     def shares_of(family: str, share: float) -> np.ndarray:

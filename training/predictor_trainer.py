@@ -23,7 +23,7 @@ from training.evaluate import Mode, run_modes
 from training.evaluate_figures import layer_figures, mode_figures, row_sizes
 from training.forward import LayeredModel, layered
 from training.predictor_choose import MOST_RANK, RANK_STEP, choose_ranks
-from training.predictor_data import Activations, collect, decode_square, neuron_weights, write_json
+from training.predictor_data import READS, Activations, collect, decode_square, neuron_weights, write_json
 from training.predictor_distil import DistilSettings, distil
 from training.predictor_fit import PROBE_TOKENS, FitSettings, Fitted, Start, fit_layer, regress
 from training.predictor_report import FIT_FIGURES
@@ -97,6 +97,7 @@ class Trainer:
             "bytes",
             "seed",
             *("distil_steps", "distil_batch", "distil_rate", "distil_every", "distil_shares", "products"),
+            "input",
         )
         ids = [hashlib.sha256(w.ids.tobytes()).hexdigest() for w in self.windows.values()]
         facts = {
@@ -134,7 +135,7 @@ class Trainer:
             # All scores are of one price now: their thresholds move together.
             choice = self._choose(decoder, fitted, held, np.zeros(len(fitted)), FAMILIES[1:2])
         layers = tuple(pack(part, float(cut)) for part, cut in zip(fitted, choice.thresholds, strict=True))
-        return Predictors(layers=layers, input="adjacent", norm="rms"), choice, fitted
+        return Predictors(layers=layers, input=self.options.input, norm="rms"), choice, fitted
 
     def _choose(
         self,
@@ -172,6 +173,7 @@ class Trainer:
             settings = DistilSettings(
                 steps=o.distil_steps, batch=o.distil_batch, rate=o.distil_rate, every=o.distil_every,
                 patience=o.patience, seed=o.seed, shares=shares, products=o.products,
+                reads=o.input,
             )  # fmt: skip
             with tqdm(total=o.distil_steps, desc="end to end", unit="step", file=sys.stderr) as bar:
 
@@ -218,9 +220,11 @@ class Trainer:
         some = calibration.first(WEIGHT_WINDOWS)
         total = len(calibration.ids) + len(selection.ids) + len(some.ids)
         with tqdm(total=total, desc="activations", unit="window", file=sys.stderr) as bar:
-            batch = self.options.batch
-            train = collect(model, calibration, self.work / "train", batch=batch, tick=bar.update)
-            held = collect(model, selection, self.work / "held", batch=batch, tick=bar.update)
+            batch, reads = self.options.batch, self.options.input
+            train = collect(
+                model, calibration, self.work / "train", batch=batch, tick=bar.update, reads=reads
+            )
+            held = collect(model, selection, self.work / "held", batch=batch, tick=bar.update, reads=reads)
             file = self.work / "weights.npy"
             if not file.exists():
                 weights = neuron_weights(model, some, batch=batch, tick=bar.update)
@@ -233,17 +237,18 @@ class Trainer:
         calibration, selection = self.windows["calibration"], self.windows["selection"]
         total = len(calibration.ids) + len(selection.ids)
         with tqdm(total=total, desc="outputs", unit="window", file=sys.stderr) as bar:
-            batch = self.options.batch
+            batch, reads = self.options.batch, self.options.input
             train = collect(
-                model, calibration, self.work / "train", batch=batch, tick=bar.update, outputs_only=True
-            )
-            held = collect(model, selection, self.work / "held", batch=batch, tick=bar.update)
+                model, calibration, self.work / "train", batch=batch, tick=bar.update, reads=reads,
+                outputs_only=True,
+            )  # fmt: skip
+            held = collect(model, selection, self.work / "held", batch=batch, tick=bar.update, reads=reads)
         return train, held
 
     def _given(self, held: Activations) -> tuple[list[Fitted], list[np.ndarray]]:
         """Return the predictors to go on from as trained ones, and the deviation of each layer's input."""
         assert self.given is not None
-        if self.given.input != "adjacent" or self.given.norm != "rms":
+        if self.given.input not in READS or self.given.norm != "rms":
             raise ValueError(
                 f"--start {self.options.start}: predictors with input {self.given.input} and norm {self.given.norm} "
                 "cannot go on: train new ones"

@@ -17,7 +17,7 @@ import numpy as np
 
 from kairox_jax import cli
 from kairox_jax.io import Checkpoint, open_checkpoint, save_predictors
-from training.predictor_data import write_json
+from training.predictor_data import READS, write_json
 from training.predictor_report import describe, plot, table
 from training.predictor_trainer import Trainer
 from training.products import PRODUCTS
@@ -56,6 +56,8 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("--start goes on with training all layers together: give --distil-steps above 0")
     if options.distil_shares and not options.distil_steps:
         raise ValueError("--distil-shares is for training all layers together: give --distil-steps above 0")
+    if options.input not in READS:
+        raise ValueError(f"--input {options.input} is not one of {', '.join(READS)}")
     if options.products not in PRODUCTS:
         raise ValueError(f"--products {options.products} is not one of {', '.join(PRODUCTS)}")
     for name in ("bytes", "share", "recall"):

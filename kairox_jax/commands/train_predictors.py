@@ -51,6 +51,14 @@ FIT = (
     _flag("rate", "AdamW's step size", number, 3e-3, "X"),
     _flag("every", "steps between held-out losses, and between checkpoints", positive_number, 60, "N"),
     _flag("patience", "held-out losses without a new best before a layer stops", positive_number, 3, "N"),
+    _flag(
+        "input",
+        "what layer l reads: own, the residual stream after attention(l), or adjacent, after attention(l-1), so that "
+        "FFN(l) is known one layer ahead",
+        str,
+        "adjacent",
+        "NAME",
+    ),
     _flag("bytes", "share of the FFN's bytes that the predictors may take", number, 0.06, "X"),
     _flag("seed", "of the order of the tokens", whole_number, 0, "N"),
 )

@@ -29,8 +29,13 @@ class Runner(Protocol):
         """Tokens at a prompt's end that ``run_few`` takes, at most."""
         ...
 
-    def share(self, left: Ids[int]) -> list[int]:
-        """Return how many tokens of each prompt's rest to run in the next piece; 0 for one that waits."""
+    @property
+    def mixes(self) -> bool:
+        """Whether pieces of prompts may hold tokens that others decode."""
+        ...
+
+    def share(self, left: Ids[int], *, beside: int = 0) -> list[int]:
+        """Return how many tokens of each prompt's rest to run in the next piece; see ``Prefill.share``."""
         ...
 
     def prefill_together(self, prompts: Ids[Piece]) -> Float[np.ndarray, "n V"]:
@@ -123,7 +128,8 @@ class Batch:
         return running
 
     def advance(self) -> Iterator[Event]:
-        """Run a piece of some prompts, then one token of every sequence whose prompt was through before.
+        """Run a piece of some prompts, and one token of every sequence whose prompt was through before: in the piece
+        where the model can, else after it.
 
         Yields:
             Each sequence's next chunk; the last one of a sequence has its result. An error of one sequence, such as
@@ -133,6 +139,9 @@ class Batch:
             Exception: what the model raised; every sequence has ended then.
         """
         decoding = [each for each in self.running if not each.left]
+        if self.runner.mixes and 0 < len(decoding) < len(self.running):
+            yield from self._run_mixed(decoding)
+            return
         few = self.runner.few_tokens
         if waiting := [each for each in self.running if each.left > few]:
             shares = zip(waiting, self.runner.share([each.left for each in waiting]), strict=True)
@@ -153,20 +162,41 @@ class Batch:
             self._leave(running)
             self.rows.forget(running.row, 0)
 
+    def _run_mixed(self, decoding: list[Running]) -> Iterator[Event]:
+        """Run prompts and others' next tokens in one piece: together they cost little more than the prompts."""
+        prompts = [each for each in self.running if each.left]
+        shares = self.runner.share([each.left for each in prompts], beside=len(decoding))
+        group = [(each, tokens) for each, tokens in zip(prompts, shares, strict=True) if tokens]
+        is_short = sum(tokens for _, tokens in group) + len(decoding) <= self.runner.few_tokens
+        run = self.runner.run_few if is_short else self.runner.prefill_together
+        yield from self._run_prompts(group, run, decoding)
+
     def _run_prompts(
-        self, group: list[tuple[Running, int]], run: Callable[[list[Piece]], Float[np.ndarray, "n V"]]
+        self,
+        group: list[tuple[Running, int]],
+        run: Callable[[list[Piece]], Float[np.ndarray, "n V"]],
+        decoding: Ids[Running] = (),
     ) -> Iterator[Event]:
-        """Run so many tokens of each prompt; of a shared piece each of them counts all of the time."""
+        """Run so many tokens of each prompt, and the next token of others; each of them counts all of the time."""
         begin = perf_counter()
         pieces = [each.piece(tokens) for each, tokens in group]
+        pieces += [
+            Piece(np.array(each.sequence.token_ids[-1:], np.int32), each.position, each.row)
+            for each in decoding
+        ]
         for piece in pieces:
             self.rows.forget(piece.row, piece.start)  # an interrupted piece leaves nothing that counts
         logits = self._guarded(lambda: run(pieces))
         passed_s = perf_counter() - begin
-        for (each, tokens), piece, values in zip(group, pieces, logits, strict=True):
+        members = [each for each, _ in group] + [*decoding]
+        for each, piece, values in zip(members, pieces, logits, strict=True):
             self.rows.put(piece.row, piece.start, piece.ids.tolist())
-            each.position += tokens
-            each.stats.prefill_s += passed_s
+            if each.left:
+                each.stats.prefill_s += passed_s
+            else:
+                each.stats.beside_prompts += 1
+                each.stats.decode_s += passed_s
+            each.position += len(piece.ids)
             if not each.left and each in self.running:  # not cancelled since the piece began
                 yield from self._feed(each, values, None)
 

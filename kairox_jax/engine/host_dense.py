@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from kairox_jax.engine.programs import cache_length
-from kairox_jax.host import AttentionWeights, HostAttention, host_formats, host_norm, matvec
+from kairox_jax.host import AttentionWeights, HostAttention, aligned_zeros, host_formats, host_norm, matvec
 from kairox_jax.io import Checkpoint
 from kairox_jax.models import load_down_biases, load_norm, rotary_frequencies
 from kairox_jax.placement import Arena
@@ -78,7 +78,7 @@ class HostDense:
         self.pos_embed = checkpoint.tensor("pos_embed") if learned else None
         self.out_norm = load_norm(checkpoint, "out_norm")
         shape = (config.num_layers, batch, config.num_kv_heads, self.length, config.head_dim)
-        self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self.keys, self.values = aligned_zeros(*shape), aligned_zeros(*shape)
         self._kernel = HostAttention(config, batch=batch, length=self.length, activations=activations)
         self._frequencies = np.empty(0, np.float32) if learned else rotary_frequencies(config)
         self._logits = np.empty((batch, config.vocab_size), np.float32)

@@ -14,8 +14,9 @@ from kairox_jax.engine.host_dense import HostDense
 from kairox_jax.engine.prefill import Piece
 from kairox_jax.host import LayerFfn, tiles
 
-# Tokens of a piece: of one prompt, and of several together. Of a batch, others wait for it meanwhile.
-MOST_TOKENS, MOST_IN_BATCH, MOST_TOGETHER = 256, 128, 256
+# Tokens of a piece: of one prompt, and of several together. Of a batch, others wait for it meanwhile, or decode a token
+# in it: it is a short one then, for their readers wait.
+MOST_TOKENS, MOST_IN_BATCH, MOST_TOGETHER, MOST_MIXED = 256, 128, 256, 64
 GROUP = tiles.TOKENS  # tokens that are multiplied together; half of them, or fewer, cost half as much
 
 
@@ -30,8 +31,11 @@ class HostPrefill:
     def __init__(self, dense: HostDense, *, ffns: Sequence[LayerFfn]) -> None:
         self._dense, self._ffns = dense, ffns
 
-    def share(self, left: Sequence[int]) -> list[int]:
+    def share(self, left: Sequence[int], *, beside: int = 0) -> list[int]:
         """Cut long prompts into equal pieces, and fill a piece with the next prompts."""
+        if beside:
+            before = np.cumsum([0, *left[:-1]])
+            return np.clip(MOST_MIXED - beside - before, 0, left).tolist()
         most = MOST_TOKENS if self._dense.batch == 1 else MOST_IN_BATCH
         result, room = [], MOST_TOGETHER
         for length in left:

@@ -238,9 +238,15 @@ class Hybrid:
             return 0
         return self.dense.batch if isinstance(self.dense, HostDense) else 1
 
-    def share(self, left: Sequence[int]) -> list[int]:
-        """Return how many tokens of each prompt's rest to run in the next piece; 0 for one that waits."""
-        return self.prefill.share(left)
+    @property
+    def mixes(self) -> bool:
+        """Whether sequences may decode a token in a prompt's piece: on the host, where a step gives the same but for
+        rounding, and no policy waits for what it counts."""
+        return self._whole is not None and not self._wants_pieces
+
+    def share(self, left: Sequence[int], *, beside: int = 0) -> list[int]:
+        """Return how many tokens of each prompt's rest to run in the next piece; see ``Prefill.share``."""
+        return self.prefill.share(left, beside=beside)
 
     def prefill_together(self, prompts: Sequence[Piece]) -> Float[np.ndarray, "n V"]:
         """Run one piece of each of n prompts, none twice, and return the logits after each one's last token."""

@@ -53,11 +53,12 @@ def share_padded(left: Sequence[int], sizes: Sequence[int]) -> list[int]:
 class Prefill(Protocol):
     """Runs prompts through a hybrid model."""
 
-    def share(self, left: Sequence[int]) -> list[int]:
+    def share(self, left: Sequence[int], *, beside: int = 0) -> list[int]:
         """Return how many tokens of each prompt's rest to run in the next piece; 0 for one that waits.
 
         Args:
             left: tokens of each prompt that are still to run, at least one. The first does not wait.
+            beside: sequences that decode a token in the same piece. Only the host's kernels take some.
         """
         ...
 
@@ -95,7 +96,7 @@ class DevicePrefill:
             pairs = zip(store.biases, dense.down_biases, strict=True)
             self._biases = [(jnp.asarray(up[:, -1]), jnp.asarray(down)) for up, down in pairs]
 
-    def share(self, left: Sequence[int]) -> list[int]:
+    def share(self, left: Sequence[int], *, beside: int = 0) -> list[int]:
         """Choose pieces that are padded alike."""
         return share_padded(left, CHUNKS)
 

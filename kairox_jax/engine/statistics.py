@@ -22,6 +22,8 @@ class Statistics:
         prompt_tokens, generated_tokens: counts.
         reused_tokens: of the prompt, those that were in the cache already.
         prefill_s, decode_s: seconds spent; ``decode_steps`` steps were run in the latter.
+        beside_prompts: tokens that were decoded in the pieces of others' prompts, also in ``decode_s``. Their neurons
+            and times are not counted below.
         hits, residual: active neurons computed on the device and on the host, all layers and steps.
         predicted: neurons that were forecast, all layers and steps; None outside ``predicted`` mode.
         all_neurons: neurons of all layers, for the share of those.
@@ -42,6 +44,7 @@ class Statistics:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     decode_steps: int = 0
+    beside_prompts: int = 0
     hits: int = 0
     residual: int = 0
     predicted: float | None = None
@@ -90,8 +93,8 @@ class Statistics:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Decode steps per second, or None where there was no step."""
-        return self.decode_steps / self.decode_s if self.decode_s else None
+        """Decoded tokens per second after the first, or None where there was none."""
+        return (self.decode_steps + self.beside_prompts) / self.decode_s if self.decode_s else None
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -108,6 +111,7 @@ class Statistics:
             "prompt_tokens": self.prompt_tokens,
             "reused_tokens": self.reused_tokens,
             "generated_tokens": self.generated_tokens,
+            "decoded_beside_prompts": self.beside_prompts,
             "prefill_tokens_per_s": _rounded(self.prefill_tokens_per_s),
             "decode_tokens_per_s": _rounded(self.decode_tokens_per_s),
             "hit_rate": _rounded(self.hit_rate, 6),

@@ -31,7 +31,7 @@ class Whole:
         context_length: the most positions of a sequence.
     """
 
-    few_tokens = 0
+    few_tokens, mixes = 0, False
 
     def __init__(self, decoder: Decoder, *, batch: int, context_length: int) -> None:
         config = decoder.config
@@ -65,7 +65,7 @@ class Whole:
             x_last = jax.lax.dynamic_index_in_dim(x, last - first - 1, axis=1, keepdims=False)
         return np.asarray(self._logits(self.out_norm, self.output, x_last))[0]
 
-    def share(self, left: Sequence[int]) -> list[int]:
+    def share(self, left: Sequence[int], *, beside: int = 0) -> list[int]:
         """Return how many tokens of each prompt's rest to run in the next piece; 0 for one that waits."""
         return share_padded(left, CHUNKS)
 

@@ -1,7 +1,7 @@
 """Host side of the FFN: kernels that read neuron records at the speed of memory."""
 
 from kairox_jax.host.attention import AttentionWeights, HostAttention, host_norm
-from kairox_jax.host.calls import MAX_BATCH
+from kairox_jax.host.calls import MAX_BATCH, aligned_zeros
 from kairox_jax.host.forecast import HostPredictors
 from kairox_jax.host.kernels import LayerFfn, residual_ffn
 from kairox_jax.host.products import matmul, matvec
@@ -20,6 +20,7 @@ __all__ = [
     "Rule",
     "StepForecast",
     "StepLayer",
+    "aligned_zeros",
     "check_threads",
     "host_formats",
     "limit_threads",

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.host import attention_loops, prompt_block, rows, threads
-from kairox_jax.host.calls import COUNTERS, aligned, check_floats, read_only, room_for
+from kairox_jax.host.calls import COUNTERS, aligned, aligned_zeros, check_floats, read_only, room_for
 from kairox_jax.quant import PackedRows
 
 
@@ -64,7 +64,7 @@ class HostAttention:
     def __init__(self, config: ModelConfig, *, batch: int, length: int, activations: str = "float32") -> None:
         self.config, self.batch, self.activations = config, batch, activations
         widest = max(config.d_model, config.num_heads * config.head_dim)
-        self._inputs = np.empty(rows.prepared_floats(widest, len(rows.width_of(batch))), np.float32)
+        self._inputs = aligned_zeros(rows.prepared_floats(widest, len(rows.width_of(batch))))
         heads = config.num_heads + 2 * config.num_kv_heads
         self._qkv = np.empty((batch, heads * config.head_dim), np.float32)
         self._mixed = np.empty((batch, config.num_heads * config.head_dim), np.float32)

@@ -26,16 +26,19 @@ _FLOAT32 = np.dtype(np.float32)
 _scratch: dict[str, np.ndarray] = {}
 
 
-def aligned(name: str, *shape: int) -> np.ndarray:
-    """Return the owner's float32 scratch of that name, kept: fresh pages would cost more than the sums.
+def aligned_zeros(*shape: int) -> np.ndarray:
+    """Return float32 zeros whose first byte begins a cache line: vectors that cross one are read in two steps."""
+    size = math.prod(shape)
+    raw = np.zeros(size + 15, np.float32)
+    first = -raw.ctypes.data % 64 // 4
+    return raw[first : first + size].reshape(shape)
 
-    Its first byte begins a cache line: vectors of 16 floats that cross one are read in two steps.
-    """
+
+def aligned(name: str, *shape: int) -> np.ndarray:
+    """Return the owner's float32 scratch of that name, kept: fresh pages would cost more than the sums."""
     size = math.prod(shape)
     if name not in _scratch or _scratch[name].size < size:
-        raw = np.empty(size + 15, np.float32)
-        first = -raw.ctypes.data % 64 // 4
-        _scratch[name] = raw[first : first + size]
+        _scratch[name] = aligned_zeros(size)
     return _scratch[name][:size].reshape(shape)
 
 

@@ -69,10 +69,14 @@ def add_columns(typing_context, mark, width, columns, factors, count, scales, mi
         def add(into, value):
             b.store(b.fadd(b.load(into), value, flags=FLAGS), into)
 
+        if code == Q4_1_COLUMN:  # once for all groups
+            with cgutils.for_range(b, count) as loop:
+                place = b.add(factors, b.mul(loop.index, ir.Constant(I64, 4 * tokens)))
+                for token in range(tokens):
+                    add(totals[token], splat(b, load(b, place, 4 * token, FLOAT)))
+
         def some_groups(first: Any, size: int) -> None:
-            for part in (
-                part for token in range(tokens) for part in (*sums[token][: 2 * size], totals[token])
-            ):
+            for part in (part for token in range(tokens) for part in sums[token][: 2 * size]):
                 b.store(zero, part)
             offset = b.mul(first, ir.Constant(I64, group_bytes))
             with cgutils.for_range(b, count) as loop:
@@ -86,9 +90,6 @@ def add_columns(typing_context, mark, width, columns, factors, count, scales, mi
                     for half, level in enumerate(_levels(b, code, address, group * group_bytes, target)):
                         for token in range(tokens):
                             add(sums[token][2 * group + half], b.fmul(level, zs[token], flags=FLAGS))
-                if code == Q4_1_COLUMN:
-                    for token in range(tokens):
-                        add(totals[token], zs[token])
             halves = b.shl(first, ir.Constant(I64, 6))  # bytes of 32 float16
             for part in range(2 * size):
                 scale = half_to_float(b, load(b, b.add(scales, halves), 2 * LANES * part, V16), target)

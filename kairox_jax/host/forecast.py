@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from numba import prange
 
 from kairox_jax.host import crew, loops, rows, threads
-from kairox_jax.host.calls import read_only
+from kairox_jax.host.calls import aligned_zeros, read_only
 from kairox_jax.host.compile import kernel
 from kairox_jax.io.predictors import RMS_EPS, LayerPredictor, Predictors
 from kairox_jax.placement.arena import Arena
@@ -110,7 +110,7 @@ class HostPredictors:
         self._ranks = [layer.fc1.shape[0] for layer in predictors.layers]
         self._has_rest = [layer.rest is not None for layer in predictors.layers]
         widest, width = max(dim, *self._ranks), len(rows.width_of(batch))
-        self._inputs = np.empty(rows.prepared_floats(widest, width), np.float32)
+        self._inputs = aligned_zeros(rows.prepared_floats(widest, width))
         self._normed = np.empty((batch, dim), np.float32)
         self._hidden = np.empty(batch * max(self._ranks), np.float32)
         self._scores = np.empty((batch, neurons), np.float32)

@@ -61,6 +61,55 @@ def test_each_sequence_gets_its_own_tokens(policy: Any, dense_part: str) -> None
     assert [each.finish_reason for each in together] == ["length"] * 5
 
 
+def test_others_decode_in_the_pieces_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens as alone, one from each piece, and the short end of a prompt is run as a step's."""
+    rng = np.random.default_rng(8)
+    wanted = [
+        (rng.integers(3, VOCAB, n).tolist(), greedy(m)) for n, m in ((9, 30), (4, 12), (130, 5), (61, 6))
+    ]
+    with batch_engine(gpu_cache_neurons=0, context_length=256) as engine:
+        alone = [engine.generate(ids, config) for ids, config in wanted]
+    with batch_engine(gpu_cache_neurons=0, context_length=256, parallel=4) as engine:
+        hybrid, passes = hybrid_of(engine), list[tuple[str, list[int]]]()
+        assert hybrid.mixes
+
+        def noted(name: str) -> None:
+            run = getattr(hybrid, name)
+
+            def noting(pieces: Any) -> Any:
+                passes.append((name, [len(piece.ids) for piece in pieces]))
+                return run(pieces)
+
+            monkeypatch.setattr(hybrid, name, noting)
+
+        noted("prefill_together")
+        noted("run_few")
+        running = [engine.begin(*wanted[i]) for i in (0, 1)]
+        list(engine.batch.advance())
+        list(engine.batch.advance())
+        running += [engine.begin(*wanted[i]) for i in (2, 3)]
+        while engine.batch.running:
+            list(engine.batch.advance())
+    results = [each.result for each in running if each.result is not None]
+    assert [each.token_ids for each in results] == [each.token_ids for each in alone]
+    # 130 and 61 tokens beside two, then three that decode.
+    assert passes[2:] == [
+        ("prefill_together", sizes) for sizes in ([62, 1, 1], [62, 1, 1], [6, 56, 1, 1])
+    ] + [("prefill_together", [5, 1, 1, 1])]
+    assert [each.stats.beside_prompts for each in results] == [4, 4, 1, 0]
+    assert all(
+        each.stats.decode_steps + each.stats.beside_prompts == len(each.token_ids) - 1 for each in results
+    )
+    assert all(0 < each.stats.decode_tokens_per_s < 1e6 for each in results)  # type: ignore[operator]
+
+
+def test_what_must_not_depend_on_company_decodes_in_steps() -> None:
+    """Forecasts and rounded inputs, which prompts do not have, and neurons in slots, whose use policies count."""
+    for settings in ({"gpu_cache_neurons": 40}, {"gpu_cache_neurons": 0, "host_activations": "int8"}):
+        with batch_engine(parallel=2, **settings) as engine:
+            assert not hybrid_of(engine).mixes
+
+
 @pytest.mark.parametrize("dense_part", DENSE_PARTS)
 def test_rows_of_a_step_may_be_any(dense_part: str) -> None:
     ids = prompts(3)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from tiny_model import DENSE_PARTS, GREEDY, MODELS, VOCAB, hybrid_of, relative_error, tiny_engine
 
 from kairox_jax.balancing import Plan
-from kairox_jax.engine.host_prefill import GROUP, MOST_IN_BATCH, MOST_TOGETHER, MOST_TOKENS, HostPrefill
+from kairox_jax.engine.host_prefill import (
+    GROUP,
+    MOST_IN_BATCH,
+    MOST_MIXED,
+    MOST_TOGETHER,
+    MOST_TOKENS,
+    HostPrefill,
+)
 from kairox_jax.engine.hybrid import Hybrid
 from kairox_jax.engine.prefill import CHUNKS, MAX_TOGETHER, Piece, pieces, share_padded
 
@@ -59,6 +66,15 @@ def test_a_piece_on_the_host_is_filled_with_several_prompts(left: list[int], bat
         assert tokens <= min(rest, most) and (tokens in (0, rest) or tokens % GROUP == 0)
     room = MOST_TOGETHER - sum(shares)
     assert all(tokens or min(rest, most) > room for tokens, rest in zip(shares, left, strict=True))
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=4), st.integers(1, 4))
+def test_a_piece_with_others_tokens_is_short_and_takes_prompts_in_turn(left: list[int], beside: int) -> None:
+    shares = HostPrefill(Any, ffns=()).share(left, beside=beside)  # type: ignore[arg-type]
+    assert sum(shares) == min(sum(left), MOST_MIXED - beside) and shares[0] > 0
+    whole = [tokens == rest for tokens, rest in zip(shares, left, strict=True)]
+    assert whole == sorted(whole, reverse=True)  # none is begun before those in front of it are through
+    assert not any(tokens and not done for tokens, done in zip(shares[1:], whole[:-1], strict=True))
 
 
 def test_a_long_prompt_is_cut_into_equal_pieces() -> None:

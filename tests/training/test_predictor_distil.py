@@ -10,7 +10,7 @@ import pytest
 
 from kairox_jax.models import Decoder, normalise
 from training.forward import LayeredModel, layered
-from training.predictor_data import block_parts
+from training.predictor_data import READS, block_parts
 from training.predictor_distil import Distilled, DistilSettings, distil, window_order
 from training.predictor_fit import Fitted
 from training.predictor_price import Price
@@ -25,7 +25,7 @@ D, F, RANK = 16, 40, 32
 def settings(**changes: Any) -> DistilSettings:
     values: dict[str, Any] = {
         "steps": 12, "batch": 2, "rate": 5e-3, "every": 4, "patience": 9, "seed": 0,
-        "shares": dict.fromkeys(KINDS, 0.5), "products": "float32",
+        "shares": dict.fromkeys(KINDS, 0.5), "products": "float32", "reads": "adjacent",
     }  # fmt: skip
     return DistilSettings(**values | changes)
 
@@ -57,8 +57,9 @@ def train(decoder: Decoder, windows: Windows, folder: Path, tick: Any, **changes
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("reads", READS)
 def test_the_gradient_is_that_of_the_whole_function(
-    rng: np.random.Generator, decoder: Decoder, windows: Windows
+    reads: str, rng: np.random.Generator, decoder: Decoder, windows: Windows
 ) -> None:
     model, y = layered(decoder), outputs_of(layered(decoder), windows).reshape(5, 12, D)
     parts = [begin(part, np.ones(D, np.float32), 0.1, RANK, 1.0) for part in fitted_of(rng)]
@@ -68,13 +69,14 @@ def test_the_gradient_is_that_of_the_whole_function(
     def whole(weights: Any) -> jax.Array:
         x, before, total = model.embed[windows.ids[rows]], None, jnp.float32(0)
         for state, w, s in zip(model.layers, weights, scales, strict=True):
-            x, before, share = student_layer(model.graph, state, w, s, x, before, rounding=True)
+            x, after, share = student_layer(model.graph, state, w, s, x, before, rounding=True)
+            before = after if reads == "adjacent" else None
             total += (share * jnp.asarray(prices, jnp.float32)).mean() / 3
         pair = [jnp.asarray(a[:, 1::STRIDE], jnp.float32).reshape(-1, D) for a in (y[rows], x)]
         return total + divergence(model.config.norm_eps, model.head, *pair, products="float32").mean()
 
     want = jax.jit(jax.grad(whole))(weights)
-    got, found, share = Student(model, scales, "float32").gradient(
+    got, found, share = Student(model, scales, "float32", reads=reads).gradient(
         weights, windows.ids[rows], y[rows], prices, 1
     )
     assert found.shape == share.shape == (2,) and (0 < share).all() and (share < 1).all()

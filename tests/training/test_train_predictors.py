@@ -15,7 +15,7 @@ import pytest
 from kairox_jax import cli
 from kairox_jax.io import check_predictors, load_predictors
 from training import evaluation, predictors
-from training.predictor_data import decode_square, encode_size
+from training.predictor_data import READS, decode_square, encode_size
 
 PROCESS = Path(__file__).with_name("predictor_process.py")
 ROOT = PROCESS.parents[2]
@@ -123,9 +123,13 @@ def test_kill_and_devices_change_nothing(
         assert other["held_out_loss"] == pytest.approx(row["held_out_loss"], rel=2e-3)
 
 
-def test_targets_and_eval(kairox: Any, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("reads", READS)
+def test_targets_and_eval(
+    reads: str, kairox: Any, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = f"train-predictors tiny {text} {SETTINGS} --steps 5 --distil-steps 0 --out {tmp_path}/r"
-    assert kairox(f"{command} --recall 0.9") == 0
+    assert kairox(f"{command} --recall 0.9 --input {reads}") == 0
+    assert load_predictors(tmp_path / "r").input == reads
     figures = report_of(tmp_path / "r")["modes"]["predicted"]
     assert figures["recall_by_contribution"] == pytest.approx(0.9, abs=0.06)
     assert report_of(tmp_path / "r")["family"] == "recall"
@@ -149,7 +153,9 @@ def test_goes_on_from_given_predictors(
 ) -> None:
     train = f"train-predictors tiny {text} {SETTINGS}"
     assert kairox(f"{train} --distil-steps 0 --out {tmp_path}/alone") == 0
-    more = "--distil-steps 8 --distil-every 4 --distil-batch 4"
+    more = (
+        "--distil-steps 8 --distil-every 4 --distil-batch 4 --input own"  # also where they begin as another's
+    )
     assert kairox(f"{train} {more} --start {tmp_path}/alone --out {tmp_path}/first") == 0
     shares = "--distil-shares prose=0.6,json=0.5"
     assert kairox(f"{train} {more} {shares} --start {tmp_path}/first --out {tmp_path}/second") == 0
@@ -204,6 +210,7 @@ def test_mistakes_take_one_line(
     fails("'much' is not a number", f"{train} {out} --distil-shares code=much")
     fails("--distil-rate -1.0 must be above zero", f"{train} {out} --distil-rate -1")
     fails("--products int8 is not one of", f"{train} {out} --products int8")
+    fails("--input layer_input is not one of adjacent, own", f"{train} {out} --input layer_input")
     fails("--text-only leaves no text", f"train-predictors tiny --text-only {out}")
     fails("training tokens are fewer than a batch", f"{train} {out} --fit-batch 500")
     fails("is NaN at step", f"{train} --out {tmp_path}/nan --rate 1e30")
