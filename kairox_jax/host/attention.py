@@ -13,7 +13,15 @@ from jaxtyping import Float, Int
 
 from kairox_jax.config import ModelConfig
 from kairox_jax.host import attention_loops, prompt_block, rows, threads
-from kairox_jax.host.calls import COUNTERS, aligned, aligned_zeros, check_floats, read_only, room_for
+from kairox_jax.host.calls import (
+    COUNTERS,
+    aligned,
+    aligned_zeros,
+    check_floats,
+    check_places,
+    read_only,
+    room_for,
+)
 from kairox_jax.quant import PackedRows
 
 
@@ -83,15 +91,11 @@ class HostAttention:
         cos: np.ndarray,
         sin: np.ndarray,
     ) -> None:
-        config, count = self.config, len(x)
+        config = self.config
         check_floats("x", x, (None, config.d_model), written=True)
         for name, cache in (("keys", keys), ("values", values)):
             check_floats(name, cache, (None, config.num_kv_heads, None, config.head_dim), written=True)
-        for name, turn in (("cos", cos), ("sin", sin)):
-            check_floats(name, turn, (count, None))
-        for name, numbers in (("cache_rows", cache_rows), ("positions", positions)):
-            if numbers.dtype != np.int32 or numbers.shape != (count,):
-                raise ValueError(f"{name} are {numbers.dtype} {numbers.shape}: expected int32 ({count},)")
+        check_places(len(x), cos, sin, cache_rows, positions)
 
     def front(
         self,

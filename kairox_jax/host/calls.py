@@ -65,6 +65,17 @@ def check_floats(
     )
 
 
+def check_places(
+    count: int, cos: np.ndarray, sin: np.ndarray, cache_rows: np.ndarray, positions: np.ndarray
+) -> None:
+    """Raise ``ValueError`` unless these are the rotations, rows of the cache and positions of ``count`` tokens."""
+    for name, turn in (("cos", cos), ("sin", sin)):
+        check_floats(name, turn, (count, None))
+    for name, numbers in (("cache_rows", cache_rows), ("positions", positions)):
+        if numbers.dtype != np.int32 or numbers.shape != (count,):
+            raise ValueError(f"{name} are {numbers.dtype} {numbers.shape}: expected int32 ({count},)")
+
+
 def read_only(array: np.ndarray) -> np.ndarray:
     """Return a view that cannot be written: a kernel is compiled once, whether or not its caller might write there."""
     view = array.view()

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, Int64, UInt8
 from kairox_jax.config import ModelConfig
 from kairox_jax.host import rows, step_forecast_loops, step_loops, threads
 from kairox_jax.host.attention import AttentionWeights
-from kairox_jax.host.calls import MAX_BATCH, aligned, check_floats, chunk_of, read_only
+from kairox_jax.host.calls import MAX_BATCH, aligned, check_floats, check_places, chunk_of, read_only
 from kairox_jax.host.crew import STAGE_BYTES
 from kairox_jax.host.forecast import HostPredictors
 from kairox_jax.host.kernels import LayerFfn
@@ -236,11 +236,7 @@ class HostStep:
             raise ValueError(f"x holds {n} tokens: expected 1 to {MAX_BATCH}; split larger batches")
         for name, array in (("x", x), ("y", y)):
             check_floats(name, array, (n, self._config.d_model), written=True)
-        for name, turn in (("cos", cos), ("sin", sin)):
-            check_floats(name, turn, (n, None))
-        for name, numbers in (("cache_rows", cache_rows), ("positions", positions)):
-            if numbers.dtype != np.int32 or numbers.shape != (n,):
-                raise ValueError(f"{name} are {numbers.dtype} {numbers.shape}: expected int32 ({n},)")
+        check_places(n, cos, sin, cache_rows, positions)
         if fired.dtype != np.uint8 or fired.shape != (num_layers, n, neurons) or not fired.flags.c_contiguous:
             raise ValueError(
                 f"fired is {fired.dtype} {fired.shape}: expected uint8 {(num_layers, n, neurons)}"
