@@ -144,6 +144,10 @@ class Statistics:
         if self.hit_rate is not None:
             gpu, io, cpu = (ms / max(self.decode_steps, 1) for ms in (self.gpu_ms, self.io_ms, self.cpu_ms))
             on_device = 100 * self.hit_rate
+            if not self.resident and not self.evictions:
+                parts.append("active neurons: all on the host")
+                parts.append(f"ms a token: attention {gpu:.1f}, FFN {cpu:.1f}")
+                return " | ".join(parts)
             parts.append(
                 f"active neurons: {on_device:.1f} % on the device, {100 - on_device:.1f} % on the host"
             )

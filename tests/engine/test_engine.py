@@ -174,6 +174,16 @@ def test_no_token_and_one_token(engine: Engine, greedy_ids: list[int], max_token
     assert result.stats.line()
 
 
+@pytest.mark.parametrize("slots", [0, 40])
+def test_the_last_line_says_what_ran_where(slots: int) -> None:
+    with tiny_engine(gpu_cache_neurons=slots) as engine:
+        line = engine.generate(PROMPT, GREEDY).stats.line()
+    if slots:
+        assert "% on the device, " in line and " | moved " in line and "link " in line
+    else:
+        assert " | active neurons: all on the host | ms a token: attention " in line and "device" not in line
+
+
 def test_replay_22_the_same_seed_gives_the_same_text(engine: Engine) -> None:
     first, second = (engine.generate(PROMPT, SAMPLED) for _ in range(2))
     assert first.token_ids == second.token_ids and first.text == second.text

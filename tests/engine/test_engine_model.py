@@ -76,6 +76,7 @@ def test_dense_gives_the_references_tokens_and_text(default_model: Path) -> None
 
 
 # Half of the neurons in slots, and moving, follows below.
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [0, NUM_NEURONS // 4, NUM_NEURONS])
 def test_replay_12_exact_gives_the_same_tokens_at_any_residency(
     default_model: Path, slots: int, flax_ids: list[list[int]]
@@ -85,6 +86,7 @@ def test_replay_12_exact_gives_the_same_tokens_at_any_residency(
         assert continuations(engine) == flax_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slot_format", ["float32", "packed"])
 def test_replay_12_exact_gives_the_same_tokens_while_neurons_move(
     default_model: Path, flax_ids: list[list[int]], slot_format: str
@@ -114,6 +116,7 @@ def flax_logits(default_model: Path) -> tuple[list[int], np.ndarray]:
     return ids, np.asarray(load_decoder(checkpoint, sparsity.thresholds.tolist())(jnp.array([ids]))[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense_part", DENSE_PARTS)
 @pytest.mark.parametrize("slots", [0, NUM_NEURONS // 4, NUM_NEURONS])
 def test_exact_logits_are_those_of_the_thresholded_function(

@@ -95,6 +95,7 @@ def test_all_families_are_there() -> None:
     assert len(FAMILIES) == 17 and set(FAMILIES) > set(SILU) and set(ON_DEVICE) < set(SPARSE)
 
 
+@pytest.mark.slow  # kernels of many forms
 @pytest.mark.parametrize("name", SPARSE)
 def test_exact_on_the_host(name: str) -> None:
     ids, want = expected(name)
@@ -109,6 +110,7 @@ def test_exact_on_the_device(name: str) -> None:
     assert worst(got, want[positions]) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_by_host_kernels(name: str) -> None:
     ids, want = expected(name)

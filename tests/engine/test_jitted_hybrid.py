@@ -74,6 +74,7 @@ def test_neurons_may_move_between_steps(backend: str, reference: np.ndarray) -> 
     assert moves > 100, "the policy did not churn"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", IN_A_JIT)
 @pytest.mark.parametrize("name", ["opt", "relu-falcon", "sparse-qwen2"])
 def test_other_families(backend: str, name: str) -> None:

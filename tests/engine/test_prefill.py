@@ -167,6 +167,7 @@ def test_waiting_prompts_are_taken_in_turn_and_together(monkeypatch: pytest.Monk
     assert passes == [[100, 60, 33, 9], [128, 120], [68]]
 
 
+@pytest.mark.slow  # kernels of a form of their own
 def test_a_prompt_does_not_depend_on_where_the_neurons_are_if_a_threshold_drops_them() -> None:
     """Another rounding would drop others: the same program computes all of a prompt, whatever is reused of it."""
     with tiny_engine(

@@ -69,7 +69,8 @@ def test_it_gives_what_layer_by_layer_does(model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "input", "rest"), [("opt", "adjacent", True), ("relu-llama", "own", False)]
+    ("model", "input", "rest"),
+    [pytest.param("opt", "adjacent", True, marks=pytest.mark.slow), ("relu-llama", "own", False)],
 )
 def test_forecast_neurons_are_those_of_layer_by_layer(
     model: str, input: str, rest: bool, tmp_path: Path
@@ -88,6 +89,7 @@ def test_forecast_neurons_are_those_of_layer_by_layer(
             hybrid._whole = saved
 
 
+@pytest.mark.slow
 def test_layers_of_other_formats_and_one_thread() -> None:
     with tiny_engine(gpu_cache_neurons=0, parallel=PARALLEL) as engine:
         hybrid = hybrid_of(engine)

@@ -20,6 +20,7 @@ def encode(text: str) -> list[int]:
     return list(text.encode())
 
 
+@pytest.mark.slow
 def test_there_is_text_of_every_kind_for_every_split(documents: list[Document]) -> None:
     names = [d.name for d in documents]
     assert len(set(names)) == len(names)
