@@ -22,8 +22,8 @@ _GROUP = len(rows.SIDE_BY_SIDE)
 _MAX_PENDING = columns.MAX_NEURONS
 _TOGETHER = 16  # neurons of several tokens: their records stay in the first cache
 _RAMP_SLOPE = np.float32(3)  # as models.rules.RAMP_SLOPE: a value counts in part up to 1.5 thresholds
-# Of records that are read one after the other, memory is asked so far ahead: a short one takes less time than it.
-FAR_BYTES = 4096
+# Memory is asked so far ahead of rows that are read one after the other, and of some that are read side by side.
+FAR_BYTES, SIDE_BYTES = 4096, 9216
 _SILU, _RELU2, _FATRELU, _DRELU = int(Rule.SILU), int(Rule.RELU2), int(Rule.FATRELU), int(Rule.DRELU)
 
 
@@ -102,11 +102,11 @@ def token_chunk(
     """Add up neurons ids[first:last] for one token into partial [1, at least D]; x is what ``prepare`` filled.
 
     Several rows are read side by side: gate rows, then up rows of those that pass, then down rows of the active; what
-    does not fill a group waits. Meanwhile memory is asked for what will be read next: where most neurons of the last
-    group were needed whole, the next row of each of these, else the first rows of the next group.
+    does not fill a group waits. Meanwhile memory is asked for the same rows of a group that follows some kB later, or
+    where few neurons of the last group were needed whole, for its first rows alone and for what these few need.
     """
     base, record_bytes = records.ctypes.data, records.shape[1]
-    first_rows, next_rows = np.empty(_GROUP, np.int64), np.empty(_GROUP, np.int64)
+    first_rows, far_rows = np.empty(_GROUP, np.int64), np.empty(_GROUP, np.int64)
     up_rows, places = np.empty(2 * _GROUP, np.int64), np.empty(2 * _GROUP, np.int64)  # places in ids
     down_rows, zs = np.empty(2 * _GROUP, np.int64), np.zeros(2 * _GROUP, np.float32)
     asked, products = np.empty(_GROUP, np.int64), np.zeros(_GROUP, np.float32)
@@ -119,18 +119,15 @@ def token_chunk(
     ups, downs, count, block = 0, 0, 0, np.int64(-1)  # rows that wait
     partial[:] = 0
     has_rows, most = len(down_mark) < _FIRST_COLUMN, gated and rule == _SILU
-    for r in range(_GROUP):
-        next_rows[r] = base + np.int64(ids[min(first + r, last - 1)]) * record_bytes
+    far = max(_GROUP, SIDE_BYTES // record_bytes // _GROUP * _GROUP)  # neurons
     for begin in range(first, last, _GROUP):
         size, is_last = min(_GROUP, last - begin), begin + _GROUP >= last
         for r in range(_GROUP):
-            first_rows[r] = next_rows[r]
-            next_rows[r] = base + np.int64(ids[min(begin + _GROUP + r, last - 1)]) * record_bytes
+            first_rows[r] = base + np.int64(ids[min(begin + r, last - 1)]) * record_bytes
+            far_rows[r] = base + np.int64(ids[min(begin + far + r, last - 1)]) * record_bytes
         if gated:
-            for r in range(_GROUP):
-                asked[r] = first_rows[r] + row_bytes if most else next_rows[r]
             rows.dots(
-                mark, width, _SIDE_BY_SIDE, first_rows.ctypes.data, asked.ctypes.data, x.ctypes.data, num,
+                mark, width, _SIDE_BY_SIDE, first_rows.ctypes.data, far_rows.ctypes.data, x.ctypes.data, num,
                 products.ctypes.data,
             )  # fmt: skip
         passed = 0
@@ -153,7 +150,10 @@ def token_chunk(
             for r in range(size, _GROUP):
                 up_rows[r] = up_rows[size - 1]
             for r in range(_GROUP):
-                asked[r] = up_rows[r] + row_bytes if has_rows and (gated or most) else next_rows[r]
+                if most:
+                    asked[r] = far_rows[r] + (row_bytes if gated else 0)
+                else:
+                    asked[r] = up_rows[r] + row_bytes if has_rows and gated else far_rows[r]
             rows.dots(
                 mark, width, _SIDE_BY_SIDE, up_rows.ctypes.data, asked.ctypes.data, x.ctypes.data, num,
                 products.ctypes.data,
@@ -187,9 +187,9 @@ def token_chunk(
                 up_rows[r - _GROUP], places[r - _GROUP], gates[r - _GROUP] = up_rows[r], places[r], gates[r]
             ups -= size
             if downs >= _GROUP:
-                downs = _add_four(
-                    down_mark, down_rows, zs, downs, next_rows if most else down_rows, partial, num
-                )
+                for r in range(_GROUP):
+                    asked[r] = far_rows[r] + (2 if gated else 1) * row_bytes if most else down_rows[r]
+                downs = _add_four(down_mark, down_rows, zs, downs, asked, partial, num)
     if downs > 0:
         _add_four(down_mark, down_rows, zs, downs, down_rows, partial, num)
     if count > 0:

@@ -6,7 +6,7 @@ import numpy as np
 from numba import prange
 
 from kairox_jax.host import crew, rows
-from kairox_jax.host.chunk import FAR_BYTES, batch_chunk, token_chunk
+from kairox_jax.host.chunk import FAR_BYTES, SIDE_BYTES, batch_chunk, token_chunk
 from kairox_jax.host.compile import kernel
 
 _SIDE_BY_SIDE, _ALONE = rows.SIDE_BY_SIDE, rows.ALONE
@@ -82,14 +82,12 @@ def ffn(
 def matvec_chunk(inputs, num, matrix, mark, width, side, first, last, out):
     """Multiply rows first:last of the matrix with every prepared token; out is [B, rows]."""
     group = len(side)
-    # Rows that are read side by side lie so far apart: each is a stream of its own.
-    apart = (last - first + group - 1) // group
-    further = matrix.shape[1] if group > 1 else max(matrix.shape[1], FAR_BYTES)
+    further = max(group * matrix.shape[1], SIDE_BYTES if group > 1 else FAR_BYTES)
     listed, asked = np.empty(group, np.int64), np.empty(group, np.int64)
     products = np.empty((group, len(width)), np.float32)
-    for v in range(first, first + apart):
+    for v in range(first, last, group):
         for r in range(group):
-            listed[r] = matrix.ctypes.data + min(v + r * apart, last - 1) * matrix.shape[1]
+            listed[r] = matrix.ctypes.data + min(v + r, last - 1) * matrix.shape[1]
             asked[r] = listed[r] + further
         rows.dots(
             mark,
@@ -103,7 +101,7 @@ def matvec_chunk(inputs, num, matrix, mark, width, side, first, last, out):
         )
         for r in range(group):
             for b in range(out.shape[0]):
-                out[b, min(v + r * apart, last - 1)] = products[r, b]
+                out[b, min(v + r, last - 1)] = products[r, b]
 
 
 @kernel(inner=True)
