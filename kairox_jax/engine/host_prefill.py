@@ -34,8 +34,7 @@ class HostPrefill:
     def share(self, left: Sequence[int], *, beside: int = 0) -> list[int]:
         """Cut long prompts into equal pieces, and fill a piece with the next prompts."""
         if beside:
-            before = np.cumsum([0, *left[:-1]])
-            return np.clip(MOST_MIXED - beside - before, 0, left).tolist()
+            return self._mixed(left, MOST_MIXED - beside)
         most = MOST_TOKENS if self._dense.batch == 1 else MOST_IN_BATCH
         result, room = [], MOST_TOGETHER
         for length in left:
@@ -43,6 +42,17 @@ class HostPrefill:
             tokens = min(length, -(-equal // GROUP) * GROUP)
             result.append(tokens if tokens <= room else 0)
             room -= result[-1]
+        return result
+
+    @staticmethod
+    def _mixed(left: Sequence[int], room: int) -> list[int]:
+        """Take the first prompt, then the shortest; beside a long one the others have half of the room."""
+        result = [0] * len(left)
+        kept = room // 2 if left[0] > 2 * room else 0
+        result[0] = min(left[0], room - kept)
+        for index in sorted(range(1, len(left)), key=lambda index: left[index]):
+            result[index] = min(left[index], room - sum(result))
+        result[0] += min(left[0] - result[0], room - sum(result))
         return result
 
     def together(self, prompts: Sequence[Piece]) -> Float[np.ndarray, "n D"]:
