@@ -109,6 +109,8 @@ def run(options: argparse.Namespace) -> int:
     begin = time.monotonic()
     check(options)
     options.out = Path(options.out)
+    if options.out.exists() and not options.out.is_dir():
+        raise ValueError(f"--out {options.out} is a file: give a folder")
     source = open_checkpoint(options.model)
     windows = read_windows(options, source)
     trainer = Trainer(source, windows, options)

@@ -94,7 +94,8 @@ class Statistics:
     @property
     def decode_tokens_per_s(self) -> float | None:
         """Decoded tokens per second after the first, or None where there was none."""
-        return (self.decode_steps + self.beside_prompts) / self.decode_s if self.decode_s else None
+        decoded = self.decode_steps + self.beside_prompts
+        return decoded / self.decode_s if decoded else None
 
     @property
     def prefill_tokens_per_s(self) -> float | None:

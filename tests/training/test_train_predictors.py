@@ -203,6 +203,7 @@ def test_mistakes_take_one_line(
     fails("empty.txt is empty", f"train-predictors tiny {tmp_path}/empty.txt --text-only {out}")
     fails("as long as a window", f"{train} --window 5000 {out}")
     fails("needs --out", train)
+    fails("short.txt is a file: give a folder", f"{train} --out {tmp_path}/short.txt")
     fails("exclude each other", f"{train} {out} --share 0.5 --recall 0.5")
     fails("--share 1.5 must be between 0 and 1", f"{train} {out} --share 1.5")
     fails("--distil-shares verse=0.5 is no kind of", f"{train} {out} --distil-shares prose=0.6,verse=0.5")
