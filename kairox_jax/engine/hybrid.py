@@ -89,14 +89,9 @@ class Hybrid:
         slots = [empty_slots(capacity, layout, slot_format) for capacity, layout in sizes]
         self._scales = [None if table is None else jax.device_put(table) for table in store.scales]
         self.migrator = Migrator(
-            store,
-            self.table,
-            slots,
-            scales=self._scales,
-            slot_format=slot_format,
-            max_moves=max_moves,
-            link=link,
-        )
+            store, self.table, slots,
+            scales=self._scales, slot_format=slot_format, max_moves=max_moves, link=link,
+        )  # fmt: skip
         self.prefill: Prefill = (
             HostPrefill(dense, ffns=self._ffns)
             if isinstance(dense, HostDense)
@@ -240,8 +235,7 @@ class Hybrid:
 
     @property
     def mixes(self) -> bool:
-        """Whether sequences may decode a token in a prompt's piece: on the host, where a step gives the same but for
-        rounding, and no policy waits for what it counts."""
+        """Whether sequences may decode in a prompt's piece: it gives what a step does, and no policy misses counts."""
         return self._whole is not None and not self._wants_pieces
 
     def share(self, left: Sequence[int], *, beside: int = 0) -> list[int]:
