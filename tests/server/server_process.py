@@ -96,7 +96,7 @@ class Server:
         end = time.monotonic() + 60
         while (live := self.json("GET", "/live?since=0")[1])["active"] or live["waiting"]:
             assert time.monotonic() < end, live
-            time.sleep(0.02)
+            time.sleep(0.002)
 
 
 @contextmanager

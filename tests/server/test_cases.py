@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -131,12 +132,18 @@ def test_a_client_that_leaves_during_prefill_frees_the_engine(server: Server):
     def body(first: str) -> dict:
         return {"prompt": first + "z" * 1900, "max_tokens": 1, "stream": True}
 
+    def seconds(call: Callable[[], object]) -> float:
+        begin = time.monotonic()
+        call()
+        return time.monotonic() - begin
+
     server.events("/v1/completions", body("a"))  # compiles
-    begin = time.monotonic()
-    server.events("/v1/completions", body("b"))
-    whole_s = time.monotonic() - begin
-    begin = time.monotonic()
-    server.leave("/v1/completions", json.dumps(body("c")).encode(), 0, wait_s=whole_s / 8)
-    server.idle()
-    assert time.monotonic() - begin < 0.7 * whole_s
+    # Of several tries the fastest: a whole prompt takes some hundredths of a second, other work of the machine as much.
+    whole_s = min(seconds(lambda c=c: server.events("/v1/completions", body(c))) for c in "bcdef")
+
+    def left(first: str) -> None:
+        server.leave("/v1/completions", json.dumps(body(first)).encode(), 0, wait_s=whole_s / 8)
+        server.idle()
+
+    assert min(seconds(lambda c=c: left(c)) for c in "ghijk") < 0.7 * whole_s
     assert server.json("POST", "/v1/completions", {"prompt": "A", **GREEDY})[0] == 200
