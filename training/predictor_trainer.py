@@ -79,6 +79,8 @@ class Trainer:
         self.source, self.windows, self.options = source, windows, options
         self.config = source.config
         self.given = None if options.start is None else find_predictors(source, options.start)
+        if options.input is None:
+            options.input = "adjacent" if self.given is None else self.given.input
         self.work: Path = options.out / "predictors.work" if options.work is None else Path(options.work)
         self._claim()
 

@@ -56,7 +56,7 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("--start goes on with training all layers together: give --distil-steps above 0")
     if options.distil_shares and not options.distil_steps:
         raise ValueError("--distil-shares is for training all layers together: give --distil-steps above 0")
-    if options.input not in READS:
+    if options.input is not None and options.input not in READS:
         raise ValueError(f"--input {options.input} is not one of {', '.join(READS)}")
     if options.products not in PRODUCTS:
         raise ValueError(f"--products {options.products} is not one of {', '.join(PRODUCTS)}")

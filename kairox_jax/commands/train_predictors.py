@@ -54,9 +54,9 @@ FIT = (
     _flag(
         "input",
         "what layer l reads: own, the residual stream after attention(l), or adjacent, after attention(l-1), so that "
-        "FFN(l) is known one layer ahead",
+        "FFN(l) is known one layer ahead (adjacent where not given, or as the predictors of --start)",
         str,
-        "adjacent",
+        None,
         "NAME",
     ),
     _flag("bytes", "share of the FFN's bytes that the predictors may take", number, 0.06, "X"),

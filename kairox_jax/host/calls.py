@@ -10,6 +10,7 @@ from jaxtyping import Float
 from kairox_jax.config import HOST_ACTIVATIONS
 from kairox_jax.host import crew
 from kairox_jax.host.tiles import TOKENS
+from kairox_jax.placement.arena import aligned_bytes
 from kairox_jax.quant.columns import BLOCK
 
 MAX_BATCH = 8
@@ -28,10 +29,7 @@ _scratch: dict[str, np.ndarray] = {}
 
 def aligned_zeros(*shape: int) -> np.ndarray:
     """Return float32 zeros whose first byte begins a cache line: vectors that cross one are read in two steps."""
-    size = math.prod(shape)
-    raw = np.zeros(size + 15, np.float32)
-    first = -raw.ctypes.data % 64 // 4
-    return raw[first : first + size].reshape(shape)
+    return aligned_bytes(1, 4 * math.prod(shape), zeroed=True).view(np.float32).reshape(shape)
 
 
 def aligned(name: str, *shape: int) -> np.ndarray:

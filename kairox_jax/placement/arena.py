@@ -11,10 +11,10 @@ BLOCK_BYTES = 1 << 25
 
 
 def aligned_bytes(
-    rows: int, row_bytes: int, *, alignment: int = ALIGNMENT
+    rows: int, row_bytes: int, *, alignment: int = ALIGNMENT, zeroed: bool = False
 ) -> UInt8[np.ndarray, "rows nbytes"]:
-    """Return an uninitialised uint8 array whose first byte is aligned."""
-    raw = np.empty(rows * row_bytes + alignment, np.uint8)
+    """Return a uint8 array whose first byte is aligned, uninitialised or of zeros."""
+    raw = (np.zeros if zeroed else np.empty)(rows * row_bytes + alignment, np.uint8)
     offset = -raw.ctypes.data % alignment
     return raw[offset : offset + rows * row_bytes].reshape(rows, row_bytes)
 

@@ -102,7 +102,7 @@ def test_others_decode_in_the_pieces_of_a_prompt(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_must_not_depend_on_company_decodes_in_steps() -> None:
-    """Forecasts and rounded inputs, which prompts do not have, and neurons in slots, whose use policies count."""
+    """Rounded inputs, which prompts do not have, and neurons in slots, whose use policies count."""
     for settings in ({"gpu_cache_neurons": 40}, {"gpu_cache_neurons": 0, "host_activations": "int8"}):
         with batch_engine(parallel=2, **settings) as engine:
             assert not hybrid_of(engine).mixes

@@ -113,6 +113,7 @@ def test_only_forecast_neurons_count(
     settings: dict[str, Any] = {"dense_part": dense_part, "policy": policy, "predictors": tmp_path}
     with tiny_engine(model, mode="predicted", gpu_cache_neurons=slots, **settings) as engine:
         hybrid = hybrid_of(engine)
+        assert not hybrid.mixes  # prompts are not forecast
         got = [np.array(hybrid.prefill_logits(ids[:PROMPT].astype(np.int32), 0, 0))]
         predicted = hits = 0
         for at in range(PROMPT, len(ids)):

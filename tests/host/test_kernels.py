@@ -105,7 +105,7 @@ def test_silu_values_just_over_the_threshold_count_in_part(rng, batch: int, rows
 @pytest.mark.parametrize(("name", "num"), [case for case in CASES if case[0] != "f32"])
 @pytest.mark.parametrize(("rows", "rule"), [(3, Rule.SILU), (3, Rule.RELU), (2, Rule.RELU2)])
 @pytest.mark.parametrize(
-    ("down", "batch"), [("f32", MAX_BATCH), *(("as the rest", n) for n in (1, 3, MAX_BATCH))]
+    ("down", "batch"), [("f32", 1), ("f32", MAX_BATCH), *(("as the rest", n) for n in (1, 3, MAX_BATCH))]
 )
 def test_ffn_of_packed_records(
     rng, name: str, num: int, batch: int, rows: int, rule: Rule, down: str

@@ -158,7 +158,13 @@ def test_goes_on_from_given_predictors(
     )
     assert kairox(f"{train} {more} --start {tmp_path}/alone --out {tmp_path}/first") == 0
     shares = "--distil-shares prose=0.6,json=0.5"
-    assert kairox(f"{train} {more} {shares} --start {tmp_path}/first --out {tmp_path}/second") == 0
+    same = more.removesuffix(" --input own")  # goes on as those that are given
+    assert kairox(f"{train} {same} {shares} --start {tmp_path}/first --out {tmp_path}/second") == 0
+    assert [load_predictors(tmp_path / name).input for name in ("alone", "first", "second")] == [
+        "adjacent",
+        "own",
+        "own",
+    ]
     alone, first, second = (report_of(tmp_path / name) for name in ("alone", "first", "second"))
     assert [row["held_out_loss"] for row in first["layers"]] == [
         row["held_out_loss"] for row in alone["layers"]
